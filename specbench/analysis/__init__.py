@@ -1,0 +1,1 @@
+"""Facts to numbers: pure functions, no files and no clocks."""

@@ -1,0 +1,214 @@
+"""Requests and counters to the numbers of one case. Pure: no files, no clocks.
+
+Definitions (docs/measurement.md has the sources):
+  latency      last chunk - sent; TTFT  first chunk - sent, both per request, mean over requests
+  TPOT         (latency - TTFT) / (output tokens - 1), per request
+  tokens/s     output tokens / time with a request in flight, over the whole case
+  steps        target forward passes after the first token: drafts + steps without a draft
+  acceptance length  (steps + accepted) / steps: tokens per target step, bonus token included
+  acceptance rate    accepted / drafted tokens
+  p_i          share of drafts whose position i was accepted (unconditional)
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from specbench.records import CounterSpan, EngineCounters, RequestRecord
+
+
+def latency_ms(record: RequestRecord) -> float:
+    """Milliseconds from sending to the last chunk."""
+    return (record.chunk_ns[-1] - record.sent_ns) / 1e6
+
+
+def ttft_ms(record: RequestRecord) -> float:
+    """Milliseconds from sending to the first chunk with output."""
+    return (record.chunk_ns[0] - record.sent_ns) / 1e6
+
+
+def tpot_ms(record: RequestRecord) -> float | None:
+    """Milliseconds per output token after the first; None for fewer than two chunks or tokens.
+
+    When the first chunk carries several tokens they count as first: the time after it made the
+    others only.
+    """
+    if record.output_tokens is None or len(record.chunk_ns) < 2:
+        return None
+    first = max(1, record.chunk_tokens[0]) if record.chunk_tokens else 1
+    later = record.output_tokens - first
+    return (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e6 / later if later > 0 else None
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Speculation in some requests. `source` is "requests" (per-request metrics) or "counters"."""
+
+    source: str
+    drafts: int
+    draft_tokens: int
+    accepted: int
+    undrafted_steps: int
+    per_position: tuple[int, ...] | None
+
+    @property
+    def steps(self) -> int:
+        """Target steps after the first token of each request."""
+        return self.drafts + self.undrafted_steps
+
+    @property
+    def length(self) -> float | None:
+        """Tokens per target step, the bonus token included; None without a step."""
+        return (self.steps + self.accepted) / self.steps if self.steps else None
+
+    @property
+    def length_per_draft(self) -> float | None:
+        """vLLM's own figure: 1 + accepted / drafts. Leaves out steps without a draft."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of target steps that had a draft; below 1 for methods that look drafts up."""
+        return self.drafts / self.steps if self.steps else None
+
+    @property
+    def rate(self) -> float | None:
+        """Accepted share of the drafted tokens."""
+        return self.accepted / self.draft_tokens if self.draft_tokens else None
+
+    @property
+    def positions(self) -> tuple[float, ...] | None:
+        """p_1..p_k; None where it was not counted per position."""
+        if self.per_position is None or not self.drafts:
+            return None
+        return tuple(count / self.drafts for count in self.per_position)
+
+
+def acceptance_of_requests(records: Sequence[RequestRecord]) -> Acceptance | None:
+    """Acceptance from the per-request metrics; None unless every request has them."""
+    if not records or any(record.spec is None for record in records):
+        return None
+    pairs = [(record, record.spec) for record in records if record.spec is not None]
+    width = max(len(spec.accepted_histogram or ()) for _, spec in pairs) - 1
+    positions = [0] * max(width, 0)
+    for _, spec in pairs:
+        for accepted, steps in enumerate(spec.accepted_histogram or ()):
+            for position in range(accepted):
+                positions[position] += steps
+    return Acceptance(
+        source="requests",
+        drafts=sum(spec.drafts for _, spec in pairs),
+        draft_tokens=sum(spec.draft_tokens for _, spec in pairs),
+        accepted=sum(spec.accepted for _, spec in pairs),
+        undrafted_steps=sum(
+            undrafted_steps(record.output_tokens or 0, 1, spec.drafts, spec.accepted)
+            for record, spec in pairs
+        ),
+        per_position=tuple(positions) if width > 0 else None,
+    )
+
+
+def undrafted_steps(output: int, requests: int, drafts: int, accepted: int) -> int:
+    """Target steps without a draft, which vLLM counts nowhere: what the output needs beyond.
+
+    From output = requests + drafts + accepted + undrafted - trimmed. The tokens trimmed at the
+    end are not known, so this is a lower bound, short by at most k a request.
+    """
+    return max(0, output - requests - drafts - accepted)
+
+
+def acceptance_of_counters(
+    spent: EngineCounters | None, records: Sequence[RequestRecord]
+) -> Acceptance | None:
+    """Acceptance from the engine's counters around exactly *records*; None if it has none.
+
+    Steps without a draft are inferred from the output's length, see `undrafted_steps`.
+    """
+    if spent is None or spent.drafts is None or spent.accepted is None:
+        return None
+    output = sum(record.output_tokens or 0 for record in records)
+    return Acceptance(
+        source="counters",
+        drafts=spent.drafts,
+        draft_tokens=spent.draft_tokens or 0,
+        accepted=spent.accepted,
+        undrafted_steps=undrafted_steps(output, len(records), spent.drafts, spent.accepted),
+        per_position=spent.accepted_per_pos,
+    )
+
+
+@dataclass(frozen=True)
+class CaseMetrics:
+    """The numbers of one case, or of a part of it. None where there is nothing to say."""
+
+    requests: int
+    failed: int
+    prompts: int
+    output_tokens: int
+    latency_ms: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    tokens_per_s: float | None
+    acceptance: Acceptance | None
+    counted: Acceptance | None
+
+
+def summarise(records: Iterable[RequestRecord], spans: Sequence[CounterSpan] = ()) -> CaseMetrics:
+    """The numbers of *records*; *spans* are the counters around all of them."""
+    everything = list(records)
+    good = [r for r in everything if r.ok]
+    spent = total_spent(spans, len(everything))
+    of_requests = acceptance_of_requests(good)
+    of_counters = acceptance_of_counters(spent, good) if len(good) == len(everything) else None
+    tpots = [t for r in good if (t := tpot_ms(r)) is not None]
+    output = sum(r.output_tokens or 0 for r in good)
+    busy_s = busy_ns(good) / 1e9
+    return CaseMetrics(
+        requests=len(good),
+        failed=len(everything) - len(good),
+        prompts=len({r.prompt_id for r in good}),
+        output_tokens=output,
+        latency_ms=_mean([latency_ms(r) for r in good]),
+        ttft_ms=_mean([ttft_ms(r) for r in good]),
+        tpot_ms=_mean(tpots),
+        tokens_per_s=output / busy_s if busy_s > 0 and output else None,
+        acceptance=of_requests or of_counters,
+        counted=of_counters,
+    )
+
+
+def total_spent(spans: Sequence[CounterSpan], requests: int) -> EngineCounters | None:
+    """All spans together; None unless they cover exactly *requests* requests, all readable."""
+    if not spans or sum(span.requests for span in spans) != requests:
+        return None
+    total = EngineCounters()
+    for span in spans:
+        if span.spent is None:
+            return None
+        total = total + span.spent
+    return total
+
+
+def busy_ns(records: Sequence[RequestRecord]) -> int:
+    """Nanoseconds in which at least one of *records* was in flight (intervals united)."""
+    total, until = 0, -math.inf
+    for start, end in sorted((r.sent_ns, r.chunk_ns[-1]) for r in records):
+        if start > until:
+            total, until = total + end - start, end
+        elif end > until:
+            total, until = total + int(end - until), end
+    return total
+
+
+def last_attempts(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """One record per (prompt, turn): the last good one, else the last. A resume may repeat some."""
+    kept: dict[tuple[str, int], RequestRecord] = {}
+    for record in records:
+        key = (record.prompt_id, record.turn)
+        if key not in kept or record.ok or not kept[key].ok:
+            kept[key] = record
+    return list(kept.values())
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

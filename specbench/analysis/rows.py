@@ -1,0 +1,131 @@
+"""A run's facts to the rows of its table: one row a case (repeats together), baseline first."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from specbench.analysis import hygiene
+from specbench.analysis.hygiene import CaseFacts, Flag
+from specbench.analysis.metrics import CaseMetrics, last_attempts, summarise
+from specbench.analysis.speedup import Key, Speedup, compare
+from specbench.records import CounterSpan, RequestRecord
+
+SCHEMA = 1  # of the JSON that `specbench report --format json` prints
+
+
+@dataclass(frozen=True)
+class MeasuredCase:
+    """One case as the store holds it."""
+
+    arm: str
+    method: str
+    k: int
+    prompt_set: str
+    max_tokens: int
+    concurrency: int
+    repeat: int
+    expected_requests: int
+    records: Sequence[RequestRecord]
+    spans: Sequence[CounterSpan]
+    status: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: an arm under one condition, over all repeats (and one category when split)."""
+
+    arm: str
+    method: str
+    k: int
+    prompt_set: str
+    category: str | None
+    max_tokens: int
+    concurrency: int
+    repeats: int
+    metrics: CaseMetrics
+    speedup: Speedup | None
+    is_baseline: bool
+    flags: tuple[Flag, ...]
+    problem: str | None
+
+
+Condition = tuple[str, int, int]
+
+
+def rows(
+    cases: Iterable[MeasuredCase],
+    *,
+    baseline: str | None,
+    by_category: bool = False,
+    bos_token_id: int | None = None,
+) -> list[Row]:
+    """The table of a run. Rows of one condition stand together, the baseline's first."""
+    groups: dict[Condition, dict[str, list[MeasuredCase]]] = {}
+    for case in cases:
+        condition = (case.prompt_set, case.max_tokens, case.concurrency)
+        groups.setdefault(condition, {}).setdefault(case.arm, []).append(case)
+    found: list[Row] = []
+    for arms in groups.values():
+        for category in _categories(arms) if by_category else [None]:
+            base = arms.get(baseline or "", [])
+            ordered = sorted(arms, key=lambda arm: (arm != baseline,))
+            for arm in ordered:
+                found.append(_row(arms[arm], base, category, arm == baseline, bos_token_id))
+    return found
+
+
+def _categories(arms: Mapping[str, Sequence[MeasuredCase]]) -> list[str | None]:
+    seen = {r.category: None for cases in arms.values() for case in cases for r in case.records}
+    return list(seen)
+
+
+def _row(
+    repeats: Sequence[MeasuredCase],
+    baseline: Sequence[MeasuredCase],
+    category: str | None,
+    is_baseline: bool,
+    bos_token_id: int | None,
+) -> Row:
+    whole = category is None
+    chosen: Callable[[RequestRecord], bool] = lambda r: whole or r.category == category
+    records = {i: _kept(case, chosen) for i, case in enumerate(repeats)}
+    everything = [record for kept in records.values() for record in kept]
+    spans = [span for case in repeats for span in case.spans] if whole else []
+    metrics = summarise(everything, spans)
+    first = repeats[0]
+    flags: list[Flag] = []
+    if whole:
+        expected = sum(case.expected_requests for case in repeats)
+        facts = CaseFacts(first.method, first.k, expected, everything, spans, metrics, bos_token_id)
+        flags += hygiene.flags(facts)
+    speedup = None
+    if baseline and not is_baseline:
+        base = {i: _kept(case, chosen) for i, case in enumerate(baseline)}
+        speedup = compare(_keyed(base), _keyed(records))
+        base_metrics = summarise(r for kept in base.values() for r in kept)
+        if whole and (flag := hygiene.unequal_lengths(base_metrics, metrics)):
+            flags.append(flag)
+    problems = [case.problem for case in repeats if case.problem]
+    return Row(
+        arm=first.arm,
+        method=first.method,
+        k=first.k,
+        prompt_set=first.prompt_set,
+        category=category,
+        max_tokens=first.max_tokens,
+        concurrency=first.concurrency,
+        repeats=len(repeats),
+        metrics=metrics,
+        speedup=speedup,
+        is_baseline=is_baseline,
+        flags=tuple(flags),
+        problem=problems[0] if problems else None,
+    )
+
+
+def _kept(case: MeasuredCase, chosen: Callable[[RequestRecord], bool]) -> list[RequestRecord]:
+    return [record for record in last_attempts(case.records) if chosen(record)]
+
+
+def _keyed(repeats: Mapping[int, Sequence[RequestRecord]]) -> dict[Key, RequestRecord]:
+    return {(r.prompt_id, r.turn, repeat): r for repeat, kept in repeats.items() for r in kept}

@@ -1,0 +1,419 @@
+"""What a file in configs/ may say. No other module reads YAML.
+
+A config names a target, the speculative methods to try on it and the prompts to send; every
+list in it is an axis of the sweep. `load` turns a file into a frozen `Config` or raises a
+`ConfigError` that names the file and the key.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from specbench import vllm_names
+from specbench.errors import ConfigError
+from specbench.records import Style
+
+
+def _listed(value: Any) -> Any:  # noqa: ANN401  (what YAML holds is any value)
+    """One value of an axis stands for a list of one."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _no_repeats(values: Sequence[int]) -> Sequence[int]:
+    if len(set(values)) != len(values):
+        raise ValueError("a value stands twice in the list")
+    return values
+
+
+PositiveInt = Annotated[StrictInt, Field(gt=0)]
+Axis = Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed), Field(min_length=1)]
+KAxis = Annotated[
+    tuple[Annotated[StrictInt, Field(ge=0)], ...], BeforeValidator(_listed), Field(min_length=1)
+]
+
+
+class Strict(BaseModel):
+    """A mapping whose every key is known: a misspelt key must not change a number in silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Speculation(Strict):
+    """One method and its axis of k. Keys beyond these are vLLM's, and go to it as they are.
+
+    `extra` holds keys that specbench does not know (a newer vLLM's): they are not checked.
+    """
+
+    method: str
+    model: str | None = None
+    k: KAxis
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    options: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_vllm_keys(cls, data: Any) -> Any:  # noqa: ANN401
+        if not isinstance(data, Mapping):
+            return data
+        own, passed = {}, dict(data.get("options") or {})
+        known = vllm_names.recorded().speculation_keys
+        for key, value in data.items():
+            if key in cls.model_fields:
+                own[key] = value
+            elif key in vllm_names.RENAMED_SPECULATION:
+                raise ValueError(_renamed(key, vllm_names.RENAMED_SPECULATION[key]))
+            elif key in known:
+                passed[key] = value
+            else:
+                raise ValueError(_unknown(str(key), {*cls.model_fields, *known}))
+        own["options"] = passed
+        return own
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, method: str) -> str:
+        if method in ("vanilla", "none"):
+            raise ValueError("vanilla is the baseline and is added by itself; or write k: 0")
+        known = vllm_names.recorded().methods
+        if method not in known:
+            close = vllm_names.nearest(method, known)
+            meant = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
+            raise ValueError(f"vLLM has no method {method!r}; {meant}")
+        return method
+
+    @field_validator("k")
+    @classmethod
+    def _each_k_once(cls, k: tuple[int, ...]) -> tuple[int, ...]:
+        _no_repeats(k)
+        return k
+
+    @model_validator(mode="after")
+    def _draft_named(self) -> "Speculation":
+        if self.model is None and self.method in ("eagle", "eagle3", "draft_model", "medusa"):
+            raise ValueError(f"method {self.method} needs `model`: the path or hub id of its draft")
+        return self
+
+    def vllm_config(self, k: int) -> dict[str, Any]:
+        """The `speculative_config` that vLLM gets at this k (k > 0)."""
+        own: dict[str, Any] = {"method": self.method}
+        if self.model is not None:
+            own["model"] = self.model
+        return {**own, "num_speculative_tokens": k, **self.options, **self.extra}
+
+
+class Sampling(Strict):
+    """What every request says about sampling; all of it is always sent and recorded.
+
+    A server applies the model's own generation_config to what a client leaves out, so nothing is
+    left out. `top_k: 0` and `top_p: 1` switch the two off.
+    """
+
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1)
+    seed: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+
+    def body(self) -> dict[str, Any]:
+        """The sampling part of a request's JSON body."""
+        return {**self.model_dump(), "stop": list(self.stop) or None}
+
+
+class Engine(Strict):
+    """What serves the target: a vLLM that specbench starts, or a server already up at `url`."""
+
+    kind: Literal["vllm"] = "vllm"
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    served_model: str | None = None
+    api_key_env: str | None = None
+    python: Path | None = None
+    args: dict[str, Any] = {}
+    extra_args: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    startup_timeout_s: float = Field(default=1800, gt=0)
+    prefork: bool = True  # CPU builds: import vLLM once, fork the engines (engines/prefork.py)
+
+    @field_validator("args")
+    @classmethod
+    def _known_args(cls, args: dict[str, Any]) -> dict[str, Any]:
+        known = vllm_names.recorded().engine_args
+        checked = {}
+        for written, value in args.items():
+            key = str(written).lstrip("-").replace("-", "_")
+            if key in vllm_names.RENAMED_ENGINE_ARGS:
+                raise ValueError(_renamed(key, vllm_names.RENAMED_ENGINE_ARGS[key]))
+            if key not in known:
+                raise ValueError(f"{_unknown(str(written), known)}; or put it in engine.extra_args")
+            if key in ("model", "host", "port", "served_model_name", "api_key"):
+                raise ValueError(f"specbench sets {key} itself; leave it out")
+            checked[key] = value
+        return checked
+
+    @model_validator(mode="after")
+    def _one_way_to_get_a_server(self) -> "Engine":
+        if self.url and (self.args or self.extra_args or self.env):
+            raise ValueError("a server that is already up (url) takes no args, extra_args or env")
+        return self
+
+
+class Load(Strict):
+    """How the prompts are sent: by our own client, or played back from a `tape` (a run folder).
+
+    A replay starts no engine; `tape_speed` 1.0 keeps the recorded pace, none is as fast as it goes.
+    """
+
+    client: Literal["direct", "replay"] = "direct"
+    tape: Path | None = None
+    tape_speed: float | None = Field(default=None, gt=0)
+    warmup: int = Field(default=2, ge=0)
+    timeout_s: float = Field(default=600, gt=0)
+    stall_s: float = Field(default=120, gt=0)
+
+    @model_validator(mode="after")
+    def _tape_for_a_replay(self) -> "Load":
+        if (self.client == "replay") != (self.tape is not None):
+            raise ValueError("client: replay and tape: RUN-FOLDER go together")
+        return self
+
+
+class PromptSetRef(Strict):
+    """A converted set (datasets/NAME.jsonl) or a prompt file, and how much of it to send.
+
+    `limit` takes the first prompts, or a random sample in file order when `seed` is given.
+    """
+
+    set: str
+    limit: int | None = Field(default=None, gt=0)
+    seed: int | None = None
+    style: Style | None = None
+    turns: Literal["first", "all"] | None = None
+
+
+def _prompt_refs(value: Any) -> Any:  # noqa: ANN401
+    return [{"set": item} if isinstance(item, str) else item for item in _listed(value)]
+
+
+class Config(Strict):
+    """A whole config file."""
+
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    description: str | None = None
+    model: str = Field(min_length=1)
+    speculation: Annotated[tuple[Speculation, ...], BeforeValidator(_listed)] = ()
+    baseline: bool = True
+    prompts: Annotated[tuple[PromptSetRef, ...], BeforeValidator(_prompt_refs), Field(min_length=1)]
+    max_tokens: Axis = (256,)
+    concurrency: Axis = (1,)
+    repeats: PositiveInt = 1
+    sampling: Sampling = Sampling()
+    engine: Engine = Engine()
+    load: Load = Load()
+    schedule: Literal["blocks", "interleaved"] = "blocks"
+    seed: int = 0
+
+    @field_validator("max_tokens", "concurrency")
+    @classmethod
+    def _each_value_once(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        _no_repeats(values)
+        return values
+
+    @model_validator(mode="after")
+    def _one_arm_behind_a_url(self) -> "Config":
+        if self.engine.url:
+            arms = sum(len(s.k) for s in self.speculation)
+            if arms > 1:
+                raise ValueError(
+                    "a server that is already up (engine.url) is one arm: "
+                    "name at most one method with one k (what that server runs)"
+                )
+        return self
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML 1.1's safe loader, except that a key written twice is an error."""
+
+
+def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if not isinstance(key, str | int | float | bool | None):
+            raise yaml.constructor.ConstructorError(
+                None, None, "a key must be plain text", key_node.start_mark
+            )
+        if key in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} stands twice", key_node.start_mark
+            )
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+
+
+def find(ref: str, *, folders: Sequence[Path] = (Path("configs"),)) -> Path:
+    """The config file that *ref* means: a path, else a name in *folders*, else a shipped one.
+
+    Raises:
+        ConfigError: nothing is there; names what is.
+    """
+    given = Path(ref)
+    if given.is_file():
+        return given
+    name = ref if ref.endswith((".yaml", ".yml")) else f"{ref}.yaml"
+    places = [*folders, *shipped_folders()]
+    if given.name == ref:
+        for folder in places:
+            if (folder / name).is_file():
+                return folder / name
+    there = sorted({path.name for folder in places for path in folder.glob("*.yaml")})
+    close = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
+    hint = f"Did you mean {close[0]}?" if close else f"There are: {', '.join(there) or 'none'}."
+    raise ConfigError(ref, None, "no such config file here, in configs/ or shipped.", hint=hint)
+
+
+def shipped_folders() -> list[Path]:
+    """Where the package keeps its configs: inside a wheel, or beside it in a checkout."""
+    package = Path(str(resources.files("specbench")))
+    return [f for f in (package / "shipped_configs", package.parent / "configs") if f.is_dir()]
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read the config at *path*; *overrides* are `dotted.key=value` with a YAML value.
+
+    Raises:
+        ConfigError: names the file and the key, and what to write instead.
+    """
+    data = _read_yaml(path)
+    for override in overrides:
+        _apply_override(path, data, override)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise _first_problem(path, error) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(path, None, f"not UTF-8 text ({error.reason}).") from None
+    except OSError as error:
+        raise ConfigError(path, None, f"cannot be read: {error.strerror}.") from None
+    if len(raw) > 1_000_000:
+        raise ConfigError(path, None, "over 1 MB; a config is a page of text.")
+    if re.search(r"^[^#'\"]*[:\s-]\s*[&*][A-Za-z]", text, re.MULTILINE):
+        # An alias can stand for billions of values (a "YAML bomb"); no config needs one.
+        raise ConfigError(path, None, "YAML anchors and aliases are not taken; write it out.")
+    try:
+        data = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise ConfigError(where, None, f"not valid YAML: {error.problem}.") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(path, None, f"not valid YAML: {error}.") from None
+    if not isinstance(data, dict):
+        raise ConfigError(path, None, "a config is a mapping of keys; see `specbench run --help`.")
+    return data
+
+
+def _apply_override(path: Path, data: dict[str, Any], override: str) -> None:
+    dotted, equals, text = override.partition("=")
+    if not equals or not dotted.strip():
+        raise ConfigError("--set", override, "write KEY=VALUE, as in speculation.k=3")
+    try:
+        value = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError:
+        raise ConfigError("--set", dotted, f"{text!r} is not a YAML value") from None
+    _set_in(path, data, dotted.strip().split("."), value, dotted)
+
+
+def _set_in(path: Path, node: Any, keys: list[str], value: Any, dotted: str) -> None:  # noqa: ANN401
+    """Set a nested key. Through a list, an index picks one item and a name goes to all."""
+    key, rest = keys[0], keys[1:]
+    if isinstance(node, list):
+        if key.isdecimal():
+            if int(key) >= len(node):
+                raise ConfigError("--set", dotted, f"there are {len(node)} items, from 0")
+            if not rest:
+                node[int(key)] = value
+            else:
+                _set_in(path, node[int(key)], rest, value, dotted)
+        else:
+            for item in node:
+                _set_in(path, item, keys, value, dotted)
+        return
+    if not isinstance(node, dict):
+        raise ConfigError("--set", dotted, f"{key!r} would lie inside a plain value of {path}")
+    if rest:
+        _set_in(path, node.setdefault(key, {}), rest, value, dotted)
+    else:
+        node[key] = value
+
+
+# --- problems, in words --------------------------------------------------------------------------
+
+
+def _first_problem(path: Path, error: ValidationError) -> ConfigError:
+    problem = error.errors(include_url=False)[0]
+    location = problem["loc"]
+    key = ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        name, model = str(location[-1]), _model_at(location[:-1])
+        if model is Config and name in vllm_names.RENAMED_ENGINE_ARGS:
+            return ConfigError(path, key, _renamed(name, vllm_names.RENAMED_ENGINE_ARGS[name]))
+        if model is Config and name in vllm_names.recorded().engine_args:
+            return ConfigError(path, key, f"is an engine argument; write it as engine.args.{name}")
+        return ConfigError(path, key, _unknown(name, model.model_fields))
+    if problem["type"] == "missing":
+        return ConfigError(path, key, "is missing")
+    said = problem["msg"].removeprefix("Value error, ")
+    given = problem.get("input")
+    shown = f" (not {given!r})" if isinstance(given, str | int | float | bool | None) else ""
+    return ConfigError(path, key, said[0].lower() + said[1:] + shown)
+
+
+def _model_at(location: Sequence[str | int]) -> type[BaseModel]:
+    inside: dict[str, type[BaseModel]] = {
+        "speculation": Speculation,
+        "prompts": PromptSetRef,
+        "sampling": Sampling,
+        "engine": Engine,
+        "load": Load,
+    }
+    return inside.get(str(location[0]), Config) if location else Config
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    close = vllm_names.nearest(name, known)
+    meant = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
+    return f"unknown key {name!r}; {meant}"
+
+
+def _renamed(name: str, now: str | None) -> str:
+    if now is None:
+        return f"{name!r} is an old vLLM key that has no successor; leave it out"
+    return f"{name!r} is an old vLLM spelling; write {now}"

@@ -1,0 +1,1 @@
+"""How the trio's EAGLE head and draft model were trained: prompts, generation, distillation."""

@@ -1,0 +1,61 @@
+"""What a vLLM counts, read from its /metrics page."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from specbench.records import EngineCounters
+
+# Our name -> vLLM's, without the `_total` that some versions leave out.
+NAMES = {
+    "drafts": "vllm:spec_decode_num_drafts",
+    "draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+    "prompt_tokens": "vllm:prompt_tokens",
+    "generation_tokens": "vllm:generation_tokens",
+    "requests": "vllm:request_success",
+    "prefix_cache_hits": "vllm:prefix_cache_hits",
+    "prefix_cache_queries": "vllm:prefix_cache_queries",
+}
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+class CountersUnreadable(Exception):
+    """A /metrics page without what is needed; the message says what was looked for."""
+
+
+def parse(page: str) -> EngineCounters:
+    """The counters on *page*, summed over the engines of a data-parallel server.
+
+    Raises:
+        CountersUnreadable: the page is no metrics page of a vLLM.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    totals: dict[str, float] = defaultdict(float)
+    per_position: dict[int, float] = defaultdict(float)
+    try:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                name = sample.name.removesuffix("_total")
+                if name == PER_POSITION:
+                    per_position[_position(sample.labels)] += sample.value
+                else:
+                    totals[name] += sample.value
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
+        raise CountersUnreadable(f"/metrics is not in Prometheus's format ({error})") from None
+    found = {ours: int(totals[name]) for ours, name in NAMES.items() if name in totals}
+    if "generation_tokens" not in found:
+        names = ", ".join(sorted({name for name in totals if name.startswith("vllm:")})[:5])
+        raise CountersUnreadable(
+            f"/metrics has no vllm:generation_tokens (vLLM names there: {names or 'none'}); "
+            "is the server a vLLM with its statistics on?"
+        )
+    positions = tuple(int(per_position[i]) for i in range(max(per_position, default=-1) + 1))
+    return EngineCounters(**found, accepted_per_pos=positions if "drafts" in found else None)
+
+
+def _position(labels: Mapping[str, str]) -> int:
+    position = int(labels["position"])
+    if not 0 <= position < 1024:
+        raise ValueError(f"position {position} is out of range")
+    return position

@@ -1,0 +1,159 @@
+"""The process between specbench and a child: whatever happens to specbench, the child ends.
+
+    python -I guard.py PATIENCE_S STATUS_FD -- COMMAND...
+
+Runs COMMAND in a session of its own and waits. When its standard input closes (specbench closed
+it, or died, even by SIGKILL) or a TERM arrives, it ends COMMAND and everything COMMAND started:
+TERM to the group, KILL after PATIENCE_S, then KILL to every descendant. Descendants that left
+the group or lost their parent are found too, because the guard is their subreaper. Exits with
+COMMAND's status once nothing is left. If the guard itself is killed, the kernel kills COMMAND.
+
+Only the standard library, and no import of specbench: it must start in milliseconds, and
+`prefork` loads it by path into an interpreter that has no specbench. Linux only: prctl, /proc.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> int:
+    """Guard the command of our own command line; its exit status."""
+    patience_s, status_fd = float(sys.argv[1]), int(sys.argv[2])
+    command = sys.argv[sys.argv.index("--") + 1 :]
+
+    def become() -> None:
+        os.close(status_fd)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execvp(command[0], command)
+
+    return watch(become, control_fd=0, status_fd=status_fd, patience_s=patience_s)
+
+
+def watch(
+    become: Callable[[], object], *, control_fd: int, status_fd: int, patience_s: float
+) -> int:
+    """Fork a child that calls *become*; return its status (128 + signal) when all of it is gone.
+
+    "pid N" is written to *status_fd* at once and "exit STATUS" at the end. End of file on
+    *control_fd* ends the child.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+
+    guard_pid = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _child(become, libc, guard_pid)
+    with suppress(OSError):
+        os.write(status_fd, f"pid {child}\n".encode())
+
+    status: int | None = None
+    while status is None:
+        ready, _, _ = select.select([control_fd, wake_read], [], [], 5.0)
+        asked = wake_read in ready and set(os.read(wake_read, 4096)) - {signal.SIGCHLD}
+        if asked or (control_fd in ready and not _read(control_fd)):
+            break
+        status = reap(child)
+    status = stop(child, status, patience_s)
+    with suppress(OSError):
+        os.write(status_fd, f"exit {status}\n".encode())
+    return status
+
+
+def _child(become: Callable[[], object], libc: ctypes.CDLL, guard_pid: int) -> None:
+    """The forked side: its own session, killed with the guard, then *become*. Never returns."""
+    code = 1
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == guard_pid:  # else the guard died before the line above
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            become()
+            code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException as error:  # noqa: BLE001  (a fork must never return to its caller)
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        code = 127
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""
+
+
+def stop(child: int, status: int | None, patience_s: float) -> int:
+    """TERM to the group, KILL after *patience_s*, then KILL whatever else descends from us."""
+    deadline = time.monotonic() + patience_s
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGTERM)
+    while status is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+        status = reap(child)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+        status = status if status is not None else reap(child)
+    return status if status is not None else reap(child) or 128 + signal.SIGKILL
+
+
+def descendants(root: int) -> list[int]:
+    """All living processes below *root*, from /proc; zombies are left out."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8") as stat:
+                state, parent = stat.read().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    children.setdefault(int(parent), []).append(int(name))
+    found, queue = [], [root]
+    while queue:
+        for pid in children.get(queue.pop(), []):
+            found.append(pid)
+            queue.append(pid)
+    return found
+
+
+def reap(child: int) -> int | None:
+    """Collect everything of ours that has ended; *child*'s status if it was among that."""
+    status = None
+    with suppress(ChildProcessError):
+        while True:
+            pid, code = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == child:
+                exited = os.waitstatus_to_exitcode(code)
+                status = exited if exited >= 0 else 128 - exited
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

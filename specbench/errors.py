@@ -1,0 +1,82 @@
+"""Every error a user can see, with its exit code and what to do next.
+
+SpecbenchError
+├── UserError          exit 2: the command line, a config, a prompt file, a run folder
+│   ├── ConfigError    a YAML file; names the file and the key
+│   ├── PromptError    a prompt file; names the file and the physical line
+│   └── StoreError     a run folder that is missing, taken, torn or of another format
+└── ToolError          exit 3: something that specbench started failed
+    ├── EngineError    an engine that did not start, died or answered nonsense
+    └── LoadError      a load generator that failed as a whole (one request's error is a record)
+"""
+
+from pathlib import Path
+
+
+class SpecbenchError(Exception):
+    """One line that says what is wrong, where, and what to do; `exit_code` for the shell."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}" if self.hint else self.message
+
+
+class UserError(SpecbenchError):
+    """The user's to mend."""
+
+
+class ConfigError(UserError):
+    """A config that cannot be used; *path* and *key* say where."""
+
+    def __init__(
+        self, path: Path | str, key: str | None, problem: str, *, hint: str | None = None
+    ) -> None:
+        where = f"{path}: {key}" if key else str(path)
+        super().__init__(f"{where}: {problem}", hint=hint)
+        self.path, self.key = path, key
+
+
+class PromptError(UserError):
+    """A prompt file that cannot be used; *line* is the physical line, from 1."""
+
+    def __init__(
+        self, path: Path | str, line: int | None, problem: str, *, hint: str | None = None
+    ) -> None:
+        where = f"{path}, line {line}" if line is not None else str(path)
+        super().__init__(f"{where}: {problem}", hint=hint)
+        self.path, self.line = path, line
+
+
+class StoreError(UserError):
+    """A run folder that cannot be read or written as asked."""
+
+
+class ToolError(SpecbenchError):
+    """A process that specbench started, or a server it was sent to, failed."""
+
+    exit_code = 3
+
+
+class EngineError(ToolError):
+    """An engine failed; *log* holds the whole story, *tail* its last lines."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        log: Path | None = None,
+        tail: str = "",
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.log, self.tail = log, tail
+
+
+class LoadError(ToolError):
+    """A load generator failed as a whole."""

@@ -1,0 +1,1 @@
+"""Load generators: they send prompts to a server and return what happened."""

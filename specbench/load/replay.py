@@ -1,0 +1,51 @@
+"""A tape instead of a server: the requests of an earlier run, given back as if sent again.
+
+The second load generator. It lets everything above `load` (order, store, resume, analysis) be
+exercised in milliseconds on facts that a real engine produced.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from specbench.errors import LoadError
+from specbench.load.base import OnRecord
+from specbench.records import Prompt, RequestRecord
+
+
+class ReplayClient:
+    """Answers from *tape*; with `speed`, as slowly as it was recorded (1.0) or faster (10.0)."""
+
+    unit = "conversation"
+
+    def __init__(
+        self,
+        tape: Iterable[RequestRecord],
+        *,
+        start: int = 0,
+        speed: float | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._tape = {(record.prompt_id, record.turn): record for record in tape}
+        self._start, self._speed, self._sleep = start, speed, sleep
+
+    def send(
+        self, prompts: Sequence[Prompt], *, max_tokens: int, concurrency: int, on_record: OnRecord
+    ) -> None:
+        """See LoadGenerator.send.
+
+        Raises:
+            LoadError: the tape does not hold one of the prompts.
+        """
+        for prompt in prompts:
+            for turn in range(len(prompt.turns)):
+                record = self._tape.get((prompt.id, turn))
+                if record is None:
+                    raise LoadError(f"The tape holds no answer to prompt {prompt.id}, turn {turn}.")
+                if self._speed:
+                    self._sleep((record.end_ns - record.sent_ns) / 1e9 / self._speed)
+                on_record(record.model_copy(update={"start": self._start}))
+                if record.error is not None:
+                    break
+
+    def close(self) -> None:
+        """Nothing to give up."""

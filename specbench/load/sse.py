@@ -1,0 +1,153 @@
+"""A stream of server-sent events, as OpenAI-compatible servers write them, to a RequestRecord.
+
+Arrival times and bytes come first and are only looked at when the stream has ended, so that
+parsing costs nothing between a read and its timestamp. Lines end at LF or CRLF only: a U+2028
+inside a JSON string is text (str.splitlines, which httpx's line reader uses, would cut there).
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbench.records import SpecRequest, TokenSource
+
+PROMPT_HEAD = 8
+
+
+class BadStream(Exception):
+    """A stream that is not a complete, successful answer; the message says why."""
+
+
+@dataclass
+class Answer:
+    """What one stream said. `problem` is set when it is no complete, successful answer."""
+
+    chunk_ns: list[int] = field(default_factory=list)
+    chunk_tokens: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    prompt_head: tuple[int, ...] | None = None
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = None
+    spec: SpecRequest | None = None
+    done: bool = False
+    problem: str | None = None
+
+    @property
+    def tokens(self) -> tuple[int | None, TokenSource | None]:
+        """Output tokens and who counted them: the server's usage where it is given."""
+        if self.usage is not None and isinstance(self.usage.get("completion_tokens"), int):
+            return int(self.usage["completion_tokens"]), "usage"
+        if self.token_ids:
+            return len(self.token_ids), "token_ids"
+        return (len(self.chunk_ns), "chunks") if self.chunk_ns else (None, None)
+
+
+def read(pieces: Iterable[tuple[int, bytes]]) -> Answer:
+    """The answer in *pieces*, pairs of (arrival in ns, bytes as they came).
+
+    A chunk's time is that of the piece that completed it. Never raises on what a server sent.
+    """
+    answer = Answer()
+    try:
+        for arrived_ns, data in _events(pieces):
+            if data == "[DONE]":
+                answer.done = True
+                continue
+            _take(answer, arrived_ns, json.loads(data))
+        _must_be_complete(answer)
+    except BadStream as error:
+        answer.problem = str(error)
+    except (ValueError, RecursionError) as error:
+        answer.problem = f"the stream holds an event that is not JSON ({error})"
+    return answer
+
+
+def _events(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+    """(arrival ns, data) of each event: its `data:` lines joined, up to a blank line."""
+    rest = b""
+    data: list[bytes] = []
+    arrived_ns = 0
+    for arrived_ns, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in map(bytes.rstrip, lines):
+            if line.startswith(b"data:"):
+                data.append(line[5:].lstrip())
+            elif not line and data:
+                yield arrived_ns, b"\n".join(data).decode("utf-8", "replace")
+                data = []
+    if rest.startswith(b"data:"):  # a last line that the server did not end
+        data.append(rest[5:].strip())
+    if data:
+        yield arrived_ns, b"\n".join(data).decode("utf-8", "replace")
+
+
+def _take(answer: Answer, arrived_ns: int, event: Any) -> None:  # noqa: ANN401
+    if not isinstance(event, dict):
+        raise BadStream("the stream holds an event that is no JSON object")
+    if (error := event.get("error")) is not None:
+        message = error.get("message") if isinstance(error, dict) else error
+        raise BadStream(f"the server sent an error inside the stream: {str(message)[:300]}")
+    if isinstance(event.get("usage"), dict):
+        answer.usage = event["usage"]
+    if isinstance(event.get("metrics"), dict):
+        answer.spec = spec_of(event["metrics"].get("speculative_decoding"))
+    choices = event.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return
+    choice = choices[0]
+    if not isinstance(choice, dict):
+        raise BadStream("the stream holds a choice that is no JSON object")
+    head = event.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    if isinstance(head, list) and answer.prompt_head is None:
+        answer.prompt_head = tuple(t for t in head[:PROMPT_HEAD] if isinstance(t, int))
+    delta = choice.get("delta")
+    said = _text(delta if isinstance(delta, dict) else choice)
+    ids = choice.get("token_ids") or []
+    ids = [token for token in ids if isinstance(token, int)] if isinstance(ids, list) else []
+    if ids or said:
+        answer.chunk_ns.append(arrived_ns)
+        answer.chunk_tokens.append(len(ids))
+        answer.token_ids += ids
+        answer.text.append(said)
+    if isinstance(choice.get("finish_reason"), str):
+        answer.finish_reason = choice["finish_reason"]
+
+
+def _text(source: Mapping[str, Any]) -> str:
+    parts = [source.get(key) for key in ("reasoning", "reasoning_content", "content", "text")]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _must_be_complete(answer: Answer) -> None:
+    if not answer.chunk_ns:
+        raise BadStream("the server answered 200 but sent no token")
+    if answer.finish_reason is None:
+        raise BadStream("the stream was cut: it has no finish reason")
+    if answer.usage is not None and answer.usage.get("completion_tokens") == 0:
+        raise BadStream("the server's usage says 0 output tokens")
+
+
+def spec_of(stats: Any) -> SpecRequest | None:  # noqa: ANN401
+    """vLLM's `metrics.speculative_decoding` of one request; None when it is not there."""
+    if not isinstance(stats, dict):
+        return None
+    drafted = _counts(stats.get("per_step_drafted"))
+    try:
+        return SpecRequest(
+            drafts=sum(n > 0 for n in drafted) if drafted else int(stats["num_spec_steps"]),
+            draft_tokens=int(stats["num_draft_tokens"]),
+            accepted=int(stats["num_accepted_draft_tokens"]),
+            accepted_histogram=_counts(stats.get("acceptance_histogram")),
+            per_step_accepted=_counts(stats.get("per_step_accepted")),
+            per_step_drafted=drafted,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _counts(values: Any) -> tuple[int, ...] | None:  # noqa: ANN401
+    if isinstance(values, Sequence) and all(isinstance(v, int) for v in values):
+        return tuple(values)
+    return None

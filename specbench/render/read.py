@@ -1,0 +1,35 @@
+"""A run folder to the cases that the analysis takes."""
+
+from collections.abc import Iterator
+
+from specbench.analysis.rows import MeasuredCase
+from specbench.store import RunStore
+
+
+def measured_cases(store: RunStore) -> Iterator[MeasuredCase]:
+    """Every case of the run, measured or not, in the order of its arms."""
+    arms = {arm: place for place, arm in enumerate(store.document["arms"])}
+    turns = {
+        name: sum(len(prompt.turns) for prompt in store.prompts(name))
+        for name in store.document["prompt_sets"]
+    }
+    planned = store.document["cases"]
+    sets = list(store.document["prompt_sets"])
+    ordered = sorted(planned, key=lambda c: (sets.index(c["prompt_set"]), arms[c["arm"]]))
+    for case in ordered:
+        status = store.case_status(case["id"]) or {"status": "unfinished", "problem": None}
+        arm = case["arm"]
+        yield MeasuredCase(
+            arm=arm,
+            method=store.document["methods"][arm]["method"],
+            k=store.document["methods"][arm]["k"],
+            prompt_set=case["prompt_set"],
+            max_tokens=case["max_tokens"],
+            concurrency=case["concurrency"],
+            repeat=case["repeat"],
+            expected_requests=turns[case["prompt_set"]],
+            records=list(store.requests(case["id"])),
+            spans=store.counters(case["id"]),
+            status=status["status"],
+            problem=status["problem"],
+        )

@@ -1,0 +1,212 @@
+"""A report as a terminal table, markdown, CSV or JSON."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specbench.analysis.rows import SCHEMA, Row
+from specbench.render.columns import MISSING, Column, columns, speedup_text
+
+# Dropped from a terminal table that is too narrow, in this order.
+EXPENDABLE = (
+    "p_8",
+    "p_7",
+    "p_6",
+    "p_5",
+    "p_4",
+    "p_3",
+    "output_tokens",
+    "acceptance_rate",
+    "p_2",
+    "p_1",
+    "ttft_ms",
+    "requests",
+    "latency_ms",
+    "tpot_ms",
+)
+
+
+def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
+    """What the columns mean and where the numbers come from, a line each."""
+    machine = run["machine"]
+    gpus = ", ".join(gpu.get("name", "GPU") for gpu in machine["gpus"])
+    hardware = gpus or f"{machine['cpu']}, {machine['cores']} cores"
+    sampling = run["config"]["sampling"]
+    sampled = f"temperature {sampling['temperature']:g}"
+    sampled += ", ignore_eos" if sampling["ignore_eos"] else ""
+    lines = [
+        (
+            f"{run['config']['model']} on {hardware}; vLLM {run['vllm'] or 'already up'}; "
+            f"{sampled}; schedule {run['config']['schedule']}; run {run['id']}"
+        ),
+    ]
+    meanings = [f"{c.head}: {c.meaning}" for c in shown if c.key in EXPLAINED]
+    lines.append(" · ".join(meanings))
+    lines.append(
+        "speed-up: geometric mean over prompts of baseline/arm, 95% interval by a bootstrap over "
+        "prompts (on prompts like these)"
+    )
+    return lines
+
+
+EXPLAINED = {"ttft_ms", "tpot_ms", "tokens_per_s", "acceptance_length", "acceptance_rate", "p_1"}
+
+
+def cell(column: Column, row: Row) -> str:
+    """A cell for people; the speed-up comes with its interval."""
+    return speedup_text(row) if column.key == "speedup" else column.show(row)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Flags and failures, a line each, under the table."""
+    lines = []
+    for row in rows:
+        where = " ".join(filter(None, (row.arm, row.prompt_set, row.category)))
+        lines += [f"{where}: {flag.finding} [{flag.check}]" for flag in row.flags]
+        if row.problem:
+            lines.append(f"{where}: {row.problem.splitlines()[0]}")
+    return lines
+
+
+def as_markdown(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """A table that pastes into a pull request."""
+    shown = columns(rows)
+    lines = [
+        "| " + " | ".join(column.head for column in shown) + " |",
+        "|" + "|".join(" --- " if c.digits is None else " ---: " for c in shown) + "|",
+    ]
+    for row in rows:
+        lines.append("| " + " | ".join(_escaped(cell(c, row)) for c in shown) + " |")
+    lines += ["", *footer(run, shown)]
+    if found := notes(rows):
+        lines += ["", *(f"- {_escaped(note)}" for note in found)]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def as_csv(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """All columns under their script names; an empty cell where there is nothing."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(_record(rows[0])) if rows else ["method"])
+    writer.writeheader()
+    everything = [_record(row) for row in rows]
+    names = list(dict.fromkeys(name for record in everything for name in record))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n")
+    writer.writeheader()
+    for record in everything:
+        record["flags"] = "; ".join(flag["finding"] for flag in record["flags"])
+        writer.writerow(record)
+    return out.getvalue()
+
+
+def as_json(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """The rows for scripts: `schema`, `run`, `rows`; null where there is nothing, never NaN."""
+    document = {
+        "schema": SCHEMA,
+        "run": {key: run[key] for key in ("id", "config", "machine", "vllm", "prompt_sets")},
+        "rows": [_record(row) for row in rows],
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _record(row: Row) -> dict[str, Any]:
+    metrics, acceptance = row.metrics, row.metrics.acceptance
+    tpot = row.speedup.tpot if row.speedup else None
+    latency = row.speedup.latency if row.speedup else None
+    return {
+        "arm": row.arm,
+        "method": row.method,
+        "k": row.k,
+        "prompt_set": row.prompt_set,
+        "category": row.category,
+        "max_tokens": row.max_tokens,
+        "concurrency": row.concurrency,
+        "repeats": row.repeats,
+        "requests": metrics.requests,
+        "failed": metrics.failed,
+        "prompts": metrics.prompts,
+        "output_tokens": metrics.output_tokens,
+        "latency_ms": metrics.latency_ms,
+        "ttft_ms": metrics.ttft_ms,
+        "tpot_ms": metrics.tpot_ms,
+        "tokens_per_s": metrics.tokens_per_s,
+        "acceptance_length": acceptance.length if acceptance and row.k else None,
+        "acceptance_length_per_draft": acceptance.length_per_draft if acceptance else None,
+        "acceptance_rate": acceptance.rate if acceptance else None,
+        "acceptance_source": acceptance.source if acceptance and row.k else None,
+        **{f"p_{i + 1}": p for i, p in enumerate((acceptance and acceptance.positions) or ())},
+        "speedup": 1.0 if row.is_baseline else tpot and tpot.value,
+        "speedup_low": tpot and tpot.low,
+        "speedup_high": tpot and tpot.high,
+        "latency_speedup": 1.0 if row.is_baseline else latency and latency.value,
+        "flags": [{"check": flag.check, "finding": flag.finding} for flag in row.flags],
+        "problem": row.problem,
+    }
+
+
+def as_table(run: Mapping[str, Any], rows: Sequence[Row], *, width: int, colour: bool) -> str:
+    """A table for a terminal *width* columns wide; columns are dropped until it fits."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = columns(rows)
+    texts = {c.key: [cell(c, row) for row in rows] for c in shown}
+    for key in ("", *EXPENDABLE):
+        shown = [c for c in shown if c.key != key]
+        if _width(shown, texts) <= width:
+            break
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    for column in shown:
+        number = column.digits is not None or column.key in ("k", "requests", "output_tokens")
+        left = column.key == "speedup" or not number
+        table.add_column(column.head, justify="left" if left else "right", no_wrap=True)
+    previous = None
+    for i, row in enumerate(rows):
+        group = (row.prompt_set, row.category, row.max_tokens, row.concurrency)
+        if previous not in (None, group):
+            table.add_row()
+        previous = group
+        cells = [Text(texts[c.key][i], style=_style(c, row)) for c in shown]
+        table.add_row(*cells)
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=max(width, _width(shown, texts)),
+        force_terminal=colour,
+        no_color=not colour,
+        highlight=False,
+    )
+    console.print(table)
+    text = out.getvalue()
+    wrapped = Console(file=(tail := io.StringIO()), width=width, force_terminal=False)
+    for line in [*footer(run, shown), *notes(rows)]:
+        wrapped.print(Text(line))
+    return text + "\n" + tail.getvalue()
+
+
+def _width(shown: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> int:
+    wide = [max([len(c.head), *map(len, texts[c.key])]) for c in shown]
+    return sum(wide) + len(wide) - 1
+
+
+def _style(column: Column, row: Row) -> str:
+    ratio = row.speedup.tpot if row.speedup else None
+    if column.key != "speedup" or ratio is None or not ratio.shown or row.flags:
+        return "bold" if row.is_baseline and column.key == "method" else ""
+    return "green" if ratio.value > 1 else "red"
+
+
+FORMATS: dict[str, Callable[[Mapping[str, Any], Sequence[Row]], str]] = {
+    "markdown": as_markdown,
+    "csv": as_csv,
+    "json": as_json,
+}
+
+__all__ = ["FORMATS", "MISSING", "as_table"]

@@ -1,0 +1,532 @@
+"""The story of a run: start engines, send prompts, keep what happened.
+
+    plan -> for each stage: engines up -> warm-up -> for each round: prompts to each arm in turn
+
+A failed engine or request becomes a fact about its case; the sweep goes on with the others.
+"""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from specbench import demo, machine
+from specbench.config import Config, PromptSetRef
+from specbench.engines import counters, vllm
+from specbench.engines.process import Child, PreforkServer
+from specbench.errors import ConfigError, EngineError, PromptError, StoreError
+from specbench.load.base import LoadGenerator, warm_up_prompts
+from specbench.load.direct import DirectClient
+from specbench.load.replay import ReplayClient
+from specbench.prompts.sets import PromptSet, load_prompt_set, prompt_set_sha256
+from specbench.records import CounterSpan, EngineCounters, EngineFacts, Prompt, RequestRecord
+from specbench.store import RunStore
+from specbench.sweep import Arm, Case, Plan, Stage, plan, turns
+
+WARM_UP_TOKENS = 24
+FAILURES_THAT_STOP_A_CASE = 3
+
+
+class Progress(Protocol):
+    """Who is told how far a run is."""
+
+    def say(self, text: str) -> None:
+        """Something worth keeping on the screen."""
+
+    def waiting(self, text: str) -> None:
+        """What is going on now."""
+
+    def advance(self, case: Case, record: RequestRecord) -> None:
+        """One request of *case* ended."""
+
+
+# --- before anything is started ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A config with everything that it names looked up."""
+
+    config: Config
+    plan: Plan
+    prompt_sets: Mapping[str, PromptSet]
+    launches: Mapping[str, vllm.Launch]
+    installation: vllm.Installation | None
+
+    @property
+    def requests(self) -> int:
+        """How many requests the whole plan sends."""
+        per_set = {
+            name: sum(len(prompt.turns) for prompt in prompts.prompts)
+            for name, prompts in self.prompt_sets.items()
+        }
+        return sum(per_set[case.prompt_set] for case in self.plan.cases)
+
+
+def prepare(
+    config: Config,
+    *,
+    config_path: Path | str,
+    prompt_folders: Sequence[Path],
+    say: Callable[[str], None] = lambda _: None,
+    stored_prompts: Mapping[str, PromptSet] | None = None,
+) -> Prepared:
+    """Look up prompts, models and the engine; nothing is started.
+
+    Raises:
+        ConfigError, PromptError, EngineError: what is missing and how to get it.
+    """
+    prompt_sets = dict(stored_prompts or _load_prompts(config, config_path, prompt_folders))
+    the_plan = plan(config, list(prompt_sets))
+    if config.engine.url or config.load.client == "replay":
+        return Prepared(config, the_plan, prompt_sets, {}, None)
+    installation = vllm.require_installation(config.engine)
+    vllm.check_names(config_path, config, installation.names)
+    model = demo.resolve(config.model, say=say)
+    launches = {}
+    for arm in the_plan.arms:
+        speculative = dict(arm.speculative_config) if arm.speculative_config else None
+        if speculative and arm.draft:
+            speculative["model"] = demo.resolve(arm.draft, say=say)
+        together = max(len(stage.arms) for stage in the_plan.stages)
+        launches[arm.id] = vllm.plan_launch(
+            config,
+            installation,
+            model=model,
+            speculative_config=speculative,
+            engines_together=together,
+        )
+    return Prepared(config, the_plan, prompt_sets, launches, installation)
+
+
+def _load_prompts(
+    config: Config, config_path: Path | str, folders: Sequence[Path]
+) -> dict[str, PromptSet]:
+    found: dict[str, PromptSet] = {}
+    for i, ref in enumerate(config.prompts):
+        prompt_set = _subset(load_prompt_set(ref.set, search=folders), ref)
+        if prompt_set.name in found:
+            raise ConfigError(config_path, f"prompts.{i}", f"{prompt_set.name} stands twice")
+        found[prompt_set.name] = prompt_set
+    return found
+
+
+def _subset(prompt_set: PromptSet, ref: PromptSetRef) -> PromptSet:
+    """The part of the set that the config asks for; its hash is that of the part."""
+    prompts = list(prompt_set.prompts)
+    if ref.limit is not None and ref.limit < len(prompts):
+        chosen = list(range(ref.limit))
+        if ref.seed is not None:
+            chosen = sorted(random.Random(ref.seed).sample(range(len(prompts)), ref.limit))
+        prompts = [prompts[i] for i in chosen]
+    if ref.turns == "first":
+        prompts = [p.model_copy(update={"turns": p.turns[:1]}) for p in prompts]
+    if ref.style is not None:
+        prompts = [p.model_copy(update={"style": ref.style}) for p in prompts]
+    many = next((p for p in prompts if p.style == "completion" and len(p.turns) > 1), None)
+    if many is not None:
+        raise PromptError(
+            prompt_set.name,
+            None,
+            f"prompt {many.id} has {len(many.turns)} turns; a completion has one",
+            hint="Use `style: chat` or `turns: first`.",
+        )
+    return replace(prompt_set, prompts=tuple(prompts), sha256=prompt_set_sha256(prompts))
+
+
+def document(prepared: Prepared, *, config_path: Path | str, command: list[str]) -> dict[str, Any]:
+    """What run.json says: enough to run it again and to know what was run."""
+    return {
+        "command": command,
+        "config_path": str(config_path),
+        "config": prepared.config.model_dump(mode="json"),
+        "arms": [arm.id for arm in prepared.plan.arms],
+        "methods": {a.id: {"method": a.method, "k": a.k} for a in prepared.plan.arms},
+        "order": [[arm.id for arm in stage.arms] for stage in prepared.plan.stages],
+        "cases": [vars(case) for case in prepared.plan.cases],
+        "prompt_sets": {
+            name: {
+                "sha256": prompts.sha256,
+                "prompts": len(prompts.prompts),
+                "source": prompts.source,
+            }
+            for name, prompts in prepared.prompt_sets.items()
+        },
+        "machine": machine.facts(),
+        "vllm": prepared.installation.version if prepared.installation else None,
+    }
+
+
+def stored(store: RunStore) -> tuple[Config, dict[str, PromptSet]]:
+    """The config and the prompts of a run folder, to go on with it.
+
+    Raises:
+        StoreError: the kept prompts are not those that the run started with.
+    """
+    config = Config.model_validate(store.document["config"])
+    sets = {}
+    for name, kept in store.document["prompt_sets"].items():
+        prompts = tuple(store.prompts(name))
+        if prompt_set_sha256(prompts) != kept["sha256"]:
+            raise StoreError(f"{store.path}/prompts/{name}.jsonl was changed after the run began.")
+        sets[name] = PromptSet(
+            name=name,
+            prompts=prompts,
+            sha256=kept["sha256"],
+            source=kept["source"],
+            path=store.path / "prompts" / f"{name}.jsonl",
+        )
+    return config, sets
+
+
+# --- a run ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class LiveArm:
+    """An arm whose engine is up."""
+
+    arm: Arm
+    start: int
+    server: vllm.Server | None
+    client: LoadGenerator
+    child: Child | None = None
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+def execute(prepared: Prepared, store: RunStore, progress: Progress) -> str:
+    """Do all of the plan that *store* does not hold yet; the run's status.
+
+    "ok": every case is measured in full; "partial": some cases are not. The reasons are in the
+    cases' done.json.
+    """
+    for name, prompts in prepared.prompt_sets.items():
+        store.save_prompts(name, prompts.prompts)
+    for stage in prepared.plan.stages:
+        todo = [c for round_ in stage.rounds for c in round_ if not _is_measured(store, c)]
+        if todo:
+            _run_stage(prepared, store, progress, stage, {case.id for case in todo})
+    done = [store.case_status(case.id) for case in prepared.plan.cases]
+    status = "ok" if all(d and d["status"] == "ok" for d in done) else "partial"
+    store.finish(status)
+    return status
+
+
+def _is_measured(store: RunStore, case: Case) -> bool:
+    done = store.case_status(case.id)
+    return done is not None and done["status"] == "ok"
+
+
+def _run_stage(
+    prepared: Prepared, store: RunStore, progress: Progress, stage: Stage, todo: set[str]
+) -> None:
+    with _engines(prepared, store, progress, stage, todo) as live:
+        for arm in live.values():
+            count = prepared.config.load.warmup
+            _warm_up(arm, prepared.config, count, progress)
+        for round_ in stage.rounds:
+            cases = [case for case in round_ if case.id in todo and case.arm in live]
+            if cases:
+                _run_round(prepared, store, progress, cases, live)
+
+
+@contextmanager
+def _engines(
+    prepared: Prepared, store: RunStore, progress: Progress, stage: Stage, todo: set[str]
+) -> Iterator[dict[str, LiveArm]]:
+    """The stage's engines, up; an arm whose engine fails is left out and its cases say why."""
+    wanted = [
+        arm
+        for arm in stage.arms
+        if any(case.arm == arm.id and case.id in todo for round_ in stage.rounds for case in round_)
+    ]
+    with ExitStack() as stack:
+        if prepared.config.load.client == "replay":
+            live = _replayed(prepared.config, store, wanted)
+        elif prepared.config.engine.url:
+            live = _attached(prepared.config, store, wanted)
+        else:
+            live = _started(prepared, store, progress, stage, wanted, stack)
+        for arm in live.values():
+            stack.callback(arm.client.close)
+        yield live
+        progress.waiting("stopping engines")
+
+
+def _replayed(config: Config, store: RunStore, arms: Sequence[Arm]) -> dict[str, LiveArm]:
+    assert config.load.tape is not None
+    tape = RunStore.open(config.load.tape)
+    live = {}
+    for arm in arms:
+        case_ids = [case["id"] for case in tape.document["cases"] if case["arm"] == arm.id]
+        records = itertools.chain.from_iterable(tape.requests(case_id) for case_id in case_ids)
+        start = store.next_start(arm.id)
+        store.engine_folder(arm.id, start).mkdir(parents=True, exist_ok=True)
+        client = ReplayClient(records, start=start, speed=config.load.tape_speed)
+        live[arm.id] = LiveArm(arm, start, None, client)
+    return live
+
+
+def _attached(config: Config, store: RunStore, arms: Sequence[Arm]) -> dict[str, LiveArm]:
+    (arm,) = arms
+    server = vllm.attach(config.engine)
+    start = store.next_start(arm.id)
+    facts = EngineFacts(
+        arm=arm.id,
+        start=start,
+        kind="vllm",
+        version=server.version(),
+        url=server.url,
+        served_model=server.served_model,
+        argv=None,
+        started_at=store.document.get("id", ""),
+        notes=("a server that was already up; its arguments are not known",),
+    )
+    store.save_engine(facts)
+    return {arm.id: LiveArm(arm, start, server, _client(config, server, start))}
+
+
+def _started(
+    prepared: Prepared,
+    store: RunStore,
+    progress: Progress,
+    stage: Stage,
+    arms: Sequence[Arm],
+    stack: ExitStack,
+) -> dict[str, LiveArm]:
+    """Start the arms' engines, as many side by side as the machine has room for."""
+    installation = prepared.installation
+    assert installation is not None
+    live: dict[str, LiveArm] = {}
+    prefork = _prefork(prepared, store, progress, arms, stack)
+    for batch in _batches(arms, vllm.starts_at_once(installation)):
+        starting = {}
+        for arm in batch:
+            start = store.next_start(arm.id)
+            engine = vllm.StartingEngine(
+                prepared.launches[arm.id],
+                installation,
+                arm=arm.id,
+                start=start,
+                folder=store.engine_folder(arm.id, start),
+                startup_timeout_s=prepared.config.engine.startup_timeout_s,
+                prefork=prefork,
+            )
+            try:
+                starting[arm.id] = stack.enter_context(engine)
+            except EngineError as error:
+                _fail_arm(store, progress, stage, arm.id, error)
+        for arm_id, facts in _wait_for(starting, store, progress, stage):
+            store.save_engine(facts)
+            engine = starting[arm_id]
+            client = _client(prepared.config, engine.server, facts.start)
+            arm = next(a for a in batch if a.id == arm_id)
+            live[arm_id] = LiveArm(arm, facts.start, engine.server, client, engine.child)
+    return live
+
+
+def _prefork(
+    prepared: Prepared,
+    store: RunStore,
+    progress: Progress,
+    arms: Sequence[Arm],
+    stack: ExitStack,
+) -> PreforkServer | None:
+    """On a CPU, one import of vLLM for all of the stage's engines; None where each does its own."""
+    installation = prepared.installation
+    if installation is None or not installation.is_cpu or not prepared.config.engine.prefork:
+        return None
+    log = store.path / "engines" / "prefork.log"
+    log.parent.mkdir(exist_ok=True)
+    server = stack.enter_context(
+        vllm.prefork_server(prepared.launches[arms[0].id], installation, log)
+    )
+    began = time.monotonic()
+    while not server.ready():
+        progress.waiting(f"importing vLLM ({time.monotonic() - began:.0f} s)")
+        time.sleep(0.1)
+    progress.say(f"vLLM {installation.version} is imported after {time.monotonic() - began:.0f} s")
+    return server
+
+
+def _batches(arms: Sequence[Arm], size: int) -> Iterator[Sequence[Arm]]:
+    for first in range(0, len(arms), size):
+        yield arms[first : first + size]
+
+
+def _wait_for(
+    starting: Mapping[str, vllm.StartingEngine], store: RunStore, progress: Progress, stage: Stage
+) -> Iterator[tuple[str, EngineFacts]]:
+    """Each engine as it becomes ready; those that fail are stopped and marked."""
+    pending = dict(starting)
+    began = time.monotonic()
+    while pending:
+        names = " and ".join(pending)
+        progress.waiting(f"starting {names} ({time.monotonic() - began:.0f} s)")
+        for arm_id, engine in list(pending.items()):
+            try:
+                facts = engine.poll()
+            except EngineError as error:
+                del pending[arm_id]
+                engine.child.stop()
+                _fail_arm(store, progress, stage, arm_id, error)
+                continue
+            if facts is not None:
+                del pending[arm_id]
+                progress.say(f"{arm_id} is up after {facts.startup_s:.0f} s")
+                yield arm_id, facts
+        if pending:
+            time.sleep(0.25)
+
+
+def _fail_arm(
+    store: RunStore, progress: Progress, stage: Stage, arm_id: str, error: EngineError
+) -> None:
+    """Give every unmeasured case of the arm its reason."""
+    problem = f"{error.message}\n{error.tail}".strip()
+    for case in itertools.chain.from_iterable(stage.rounds):
+        if case.arm == arm_id and not _is_measured(store, case):
+            store.finish_case(case.id, "failed", problem)
+    progress.say(str(error))
+    if error.tail:
+        progress.say(error.tail)
+
+
+def _client(config: Config, server: vllm.Server, start: int) -> LoadGenerator:
+    return DirectClient(
+        url=server.url,
+        served_model=server.served_model,
+        api_key=server.api_key,
+        sampling=config.sampling,
+        load=config.load,
+        start=start,
+    )
+
+
+def _warm_up(arm: LiveArm, config: Config, count: int, progress: Progress) -> None:
+    """Send *count* prompts that nobody measures, at the highest concurrency of the run."""
+    if not count or arm.server is None:
+        return
+    progress.waiting(f"warming up {arm.arm.id}")
+    concurrency = max(config.concurrency)
+    arm.client.send(
+        warm_up_prompts(max(count, concurrency if concurrency > 1 else 0)),
+        max_tokens=min(WARM_UP_TOKENS, max(config.max_tokens)),
+        concurrency=concurrency,
+        on_record=lambda _: None,
+    )
+
+
+# --- one round -----------------------------------------------------------------------------------
+
+
+def _run_round(
+    prepared: Prepared,
+    store: RunStore,
+    progress: Progress,
+    cases: Sequence[Case],
+    live: dict[str, LiveArm],
+) -> None:
+    prompts = prepared.prompt_sets[cases[0].prompt_set].prompts
+    done: dict[str, set[str]] = {}
+    for case in cases:
+        store.reopen_case(case.id)
+        done[case.id] = _whole_conversations(store, case, prompts)
+    stopped: dict[str, str] = {}
+    in_turns = cases[0].concurrency == 1 and all(
+        live[case.arm].client.unit == "conversation" for case in cases
+    )
+    units: list[Sequence[Prompt]] = [[p] for p in prompts] if in_turns else [prompts]
+    seed = f"{prepared.config.seed} {cases[0].conditions}"
+    for case, unit in turns(cases, units, seed):
+        left = [prompt for prompt in unit if prompt.id not in done[case.id]]
+        if left and case.id not in stopped:
+            problem = _send(store, progress, case, left, live[case.arm])
+            if problem:
+                stopped[case.id] = problem
+                progress.say(f"{case.id}: {problem.splitlines()[0]}")
+    for case in cases:
+        _close_case(store, case, prompts, stopped.get(case.id))
+
+
+def _whole_conversations(store: RunStore, case: Case, prompts: Sequence[Prompt]) -> set[str]:
+    """The prompts whose every turn is measured already."""
+    measured: dict[str, set[int]] = {}
+    for record in store.requests(case.id):
+        if record.ok:
+            measured.setdefault(record.prompt_id, set()).add(record.turn)
+    return {p.id for p in prompts if measured.get(p.id, set()) >= set(range(len(p.turns)))}
+
+
+def _send(
+    store: RunStore, progress: Progress, case: Case, prompts: Sequence[Prompt], arm: LiveArm
+) -> str | None:
+    """Send *prompts* for *case*, with the counters read around them; why it must stop, or None."""
+    sent = 0
+    failed = arm.failures.get(case.id, 0)
+
+    def keep(record: RequestRecord) -> None:
+        nonlocal sent, failed
+        store.append_request(case.id, record)
+        sent += 1
+        failed = 0 if record.ok else failed + 1
+        progress.advance(case, record)
+
+    before, problem = _counters(arm)
+    arm.client.send(
+        prompts, max_tokens=case.max_tokens, concurrency=case.concurrency, on_record=keep
+    )
+    arm.failures[case.id] = failed
+    if before is not None or problem is not None:
+        store.append_counters(case.id, _span(arm, before, problem, sent))
+    if arm.child is not None and (code := arm.child.poll()) is not None:
+        return arm.child.failed(f"The engine died with status {code} during the case.").tail
+    if failed >= FAILURES_THAT_STOP_A_CASE:
+        return f"{failed} requests in a row failed"
+    return None
+
+
+def _counters(arm: LiveArm) -> tuple[EngineCounters | None, str | None]:
+    if arm.server is None:
+        return None, None
+    try:
+        return arm.server.counters(), None
+    except counters.CountersUnreadable as error:
+        return None, str(error)
+
+
+def _span(
+    arm: LiveArm, before: EngineCounters | None, problem: str | None, sent: int
+) -> CounterSpan:
+    """What was counted since *before*; null with the reason where that can't be known."""
+    if before is None or arm.server is None:
+        return CounterSpan(requests=sent, start=arm.start, spent=None, problem=problem)
+    try:
+        after = arm.server.counters_after(before, sent)
+    except counters.CountersUnreadable as error:
+        return CounterSpan(requests=sent, start=arm.start, spent=None, problem=str(error))
+    spent = after - before
+    if any(
+        value < 0
+        for value in spent.model_dump(exclude_none=True).values()
+        if isinstance(value, int)
+    ):
+        problem = "a counter went down: the server was restarted in between"
+        return CounterSpan(requests=sent, start=arm.start, spent=None, problem=problem)
+    return CounterSpan(requests=sent, start=arm.start, spent=spent)
+
+
+def _close_case(
+    store: RunStore, case: Case, prompts: Sequence[Prompt], problem: str | None
+) -> None:
+    whole = len(_whole_conversations(store, case, prompts))
+    if whole == len(prompts) and problem is None:
+        store.finish_case(case.id, "ok")
+        return
+    missing = f"{whole} of {len(prompts)} prompts measured"
+    status = "partial" if whole else "failed"
+    store.finish_case(case.id, status, f"{missing}: {problem}" if problem else missing)

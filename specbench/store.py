@@ -1,0 +1,293 @@
+"""The layout of results/: facts are appended, documents replaced, nothing measured is lost.
+
+    results/RUN/run.json               config, plan, prompts' hashes, provenance; written first
+                prompts/SET.jsonl      the prompts as they were sent
+                engines/ARM.S/         engine.log and engine.json of start S of an arm
+                cases/ID/requests.jsonl   a RequestRecord a line, synced one by one
+                cases/ID/counters.jsonl   a CounterSpan a line
+                cases/ID/done.json     written last: the case's status
+                done.json              written last of all: the run's status
+
+A folder without done.json is unfinished and can be resumed. A torn last line of a .jsonl (power
+lost in the middle of a write) is dropped on reading and cut off on resuming; a bad line anywhere
+else is an error, because something other than specbench wrote there.
+"""
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import ValidationError
+
+from specbench.errors import StoreError
+from specbench.records import CounterSpan, EngineFacts, Fact, Prompt, RequestRecord
+
+FORMAT = 1  # bump when a reader of old files would misread new ones
+RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,120}$")
+F = TypeVar("F", bound=Fact)
+
+
+class RunStore:
+    """One run's folder, open for reading or (as a context manager) locked for writing."""
+
+    def __init__(self, path: Path, document: dict[str, Any]) -> None:
+        self.path, self.document = path, document
+
+    # --- opening ---
+
+    @classmethod
+    def create(cls, root: Path, run_id: str, document: dict[str, Any]) -> Self:
+        """A new run folder with its run.json.
+
+        Raises:
+            StoreError: the id is taken or can't be a folder's name, or *root* can't be written.
+        """
+        if not RUN_ID.match(run_id):
+            raise StoreError(
+                f"{run_id!r} can't be a run's id: letters, digits, '.', '_' and '-' only."
+            )
+        path = root / run_id
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+        except FileExistsError:
+            raise StoreError(
+                f"{path} already holds a run;",
+                hint="choose another --run-id, or go on with --resume.",
+            ) from None
+        except OSError as error:
+            raise StoreError(f"{path} can't be made: {error.strerror}.") from None
+        document = {"format": FORMAT, "id": run_id, **document}
+        write_document(path / "run.json", document)
+        return cls(path, document)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run folder.
+
+        Raises:
+            StoreError: there is no run, or one that this version can't read.
+        """
+        try:
+            document = json.loads((path / "run.json").read_bytes())
+        except FileNotFoundError:
+            raise StoreError(f"{path} holds no run (no run.json).") from None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path / 'run.json'} can't be read: {error}.") from None
+        found = document.get("format") if isinstance(document, dict) else None
+        if found != FORMAT:
+            raise StoreError(
+                f"{path} has format {found!r}, this specbench reads {FORMAT}.",
+                hint="Read it with the specbench that wrote it.",
+            )
+        return cls(path, document)
+
+    def __enter__(self) -> Self:
+        """Take the folder's lock.
+
+        Raises:
+            StoreError: another specbench has it.
+        """
+        self._lock = (self.path / "lock").open("w", encoding="utf-8")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise StoreError(f"Another specbench is writing to {self.path}.") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    # --- writing ---
+
+    def save_prompts(self, name: str, prompts: Sequence[Prompt]) -> None:
+        """Keep the prompts that are about to be sent."""
+        folder = self.path / "prompts"
+        folder.mkdir(exist_ok=True)
+        text = "".join(prompt.model_dump_json() + "\n" for prompt in prompts)
+        write_text(folder / f"{name}.jsonl", text)
+
+    def engine_folder(self, arm: str, start: int) -> Path:
+        """Where a start of an engine keeps its log."""
+        return self.path / "engines" / f"{arm}.{start}"
+
+    def save_engine(self, facts: EngineFacts) -> None:
+        """Keep the facts of an engine that is ready."""
+        folder = self.engine_folder(facts.arm, facts.start)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "engine.json", facts.model_dump_json(indent=1) + "\n")
+
+    def append_request(self, case_id: str, record: RequestRecord) -> None:
+        """Add one request; it is on disk when this returns."""
+        _append(self._case(case_id) / "requests.jsonl", record)
+
+    def append_counters(self, case_id: str, span: CounterSpan) -> None:
+        """Add what the engine counted around some requests."""
+        _append(self._case(case_id) / "counters.jsonl", span)
+
+    def finish_case(self, case_id: str, status: str, problem: str | None = None) -> None:
+        """Write the case's status: "ok", "failed" or "partial", with the reason in words."""
+        document = {"status": status, "problem": problem, "at": _now()}
+        write_document(self._case(case_id) / "done.json", document)
+
+    def reopen_case(self, case_id: str) -> None:
+        """Make an unfinished or failed case ready to be added to."""
+        folder = self._case(case_id)
+        (folder / "done.json").unlink(missing_ok=True)
+        for name in ("requests.jsonl", "counters.jsonl"):
+            _cut_torn_line(folder / name)
+
+    def finish(self, status: str) -> None:
+        """Write the run's status, last of all."""
+        write_document(self.path / "done.json", {"status": status, "at": _now()})
+
+    def _case(self, case_id: str) -> Path:
+        folder = self.path / "cases" / case_id
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    # --- reading ---
+
+    def requests(self, case_id: str) -> Iterator[RequestRecord]:
+        """The case's requests, in the order they ended."""
+        return _read(self.path / "cases" / case_id / "requests.jsonl", RequestRecord)
+
+    def counters(self, case_id: str) -> list[CounterSpan]:
+        """What the engine counted around the case's requests."""
+        return list(_read(self.path / "cases" / case_id / "counters.jsonl", CounterSpan))
+
+    def case_status(self, case_id: str) -> dict[str, Any] | None:
+        """The case's done.json; None while it is unfinished."""
+        return _read_document(self.path / "cases" / case_id / "done.json")
+
+    def status(self) -> dict[str, Any] | None:
+        """The run's done.json; None while it is unfinished."""
+        return _read_document(self.path / "done.json")
+
+    def engines(self) -> list[EngineFacts]:
+        """Every start of every engine, in order of arm and start."""
+        found = []
+        for path in sorted((self.path / "engines").glob("*/engine.json")):
+            try:
+                found.append(EngineFacts.model_validate_json(path.read_bytes()))
+            except (OSError, ValidationError) as error:
+                raise StoreError(f"{path} can't be read: {_first_line(error)}") from None
+        return found
+
+    def prompts(self, name: str) -> list[Prompt]:
+        """The prompts of a set, as they were sent."""
+        return list(_read(self.path / "prompts" / f"{name}.jsonl", Prompt))
+
+    def next_start(self, arm: str) -> int:
+        """The number of this arm's next engine start, from 0."""
+        return len(list((self.path / "engines").glob(f"{arm}.*")))
+
+
+def latest(root: Path) -> Path:
+    """The newest run in *root*.
+
+    Raises:
+        StoreError: there is none.
+    """
+    runs = [path.parent for path in root.glob("*/run.json")]
+    if not runs:
+        raise StoreError(f"There is no run in {root}/.", hint="Make one: `specbench run --config`.")
+    return max(runs, key=lambda path: ((path / "run.json").stat().st_mtime_ns, path.name))
+
+
+def new_run_id(name: str) -> str:
+    """A fresh id: sorts by time, says what it was."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{name}"
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Replace a JSON document: whole or not at all. NaN is refused."""
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write, sync, rename: a reader sees the old file or the new one.
+
+    Raises:
+        StoreError: the disk is full or read-only; nothing half-written stays.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        with draft.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise StoreError(f"{path} can't be written: {error.strerror}.") from None
+
+
+def _append(path: Path, fact: Fact) -> None:
+    line = fact.model_dump_json(exclude_none=True).encode() + b"\n"
+    try:
+        with path.open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StoreError(f"{path} can't be added to: {error.strerror}.") from None
+
+
+def _cut_torn_line(path: Path) -> None:
+    if path.is_file():
+        with path.open("rb+") as file:
+            data = file.read()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):
+                file.truncate(whole)
+                os.fsync(file.fileno())
+
+
+def _read(path: Path, kind: type[F]) -> Iterator[F]:
+    """The facts in a .jsonl, one line in memory at a time; a torn last line is dropped."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield kind.model_validate_json(line)
+            except ValidationError as error:
+                raise StoreError(
+                    f"{path}, line {number}: not a {kind.__name__}: {_first_line(error)}",
+                    hint="Something other than specbench wrote there; restore it or delete the case.",
+                ) from None
+
+
+def _read_document(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} can't be read: {error}.") from None
+    return document if isinstance(document, dict) else None
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+    return str(error).splitlines()[0]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
