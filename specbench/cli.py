@@ -38,6 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing rich's renderers takes twice as long as all the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -341,14 +342,10 @@ def _turn_signals_into_interrupts() -> None:
 
 def main() -> NoReturn:
     """The console script."""
-    from click.exceptions import ClickException
-
     _turn_signals_into_interrupts()
     try:
-        sys.exit(app(standalone_mode=False) or 0)
-    except ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        app()
+        sys.exit(0)
     except SpecbenchError as error:
         if os.environ.get("SPECBENCH_DEBUG"):
             raise

@@ -6,8 +6,9 @@ list in it is an axis of the sweep. `load` turns a file into a frozen `Config` o
 """
 
 import difflib
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    JsonValue,
+    StrictBool,
     StrictInt,
     ValidationError,
     field_validator,
@@ -40,10 +43,22 @@ def _no_repeats(values: Sequence[int]) -> Sequence[int]:
     return values
 
 
-PositiveInt = Annotated[StrictInt, Field(gt=0)]
+def _no_switch(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, bool):
+        raise ValueError("should be a number")  # noqa: TRY004  (pydantic takes ValueErrors)
+    return value
+
+
+# The upper bounds are far beyond use: they keep a slip of the finger from planning for ever.
+PositiveInt = Annotated[StrictInt, Field(gt=0, le=1_000_000)]
+Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
+Number = Annotated[float, BeforeValidator(_no_switch)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=60)]
 Axis = Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed), Field(min_length=1)]
 KAxis = Annotated[
-    tuple[Annotated[StrictInt, Field(ge=0)], ...], BeforeValidator(_listed), Field(min_length=1)
+    tuple[Annotated[StrictInt, Field(ge=0, le=1000)], ...],
+    BeforeValidator(_listed),
+    Field(min_length=1),
 ]
 
 
@@ -62,28 +77,37 @@ class Speculation(Strict):
     method: str
     model: str | None = None
     k: KAxis
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    options: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
+    name: Name | None = None
+    options: dict[str, JsonValue] = {}
+    extra: dict[str, JsonValue] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _gather_vllm_keys(cls, data: Any) -> Any:  # noqa: ANN401
         if not isinstance(data, Mapping):
             return data
-        own, passed = {}, dict(data.get("options") or {})
-        known = vllm_names.recorded().speculation_keys
-        for key, value in data.items():
+        own = {key: value for key, value in data.items() if key in cls.model_fields}
+        passed = {key: value for key, value in data.items() if key not in cls.model_fields}
+        options = own.get("options", {})
+        if not isinstance(options, Mapping):
+            raise ValueError("options should be a mapping of vLLM's keys")  # noqa: TRY004
+        renamed, known = vllm_names.RENAMED_SPECULATION, vllm_names.recorded().speculation_keys
+        for key in (*passed, *options):
+            if key in renamed:
+                raise ValueError(_renamed(key, renamed[key]))
             if key in cls.model_fields:
-                own[key] = value
-            elif key in vllm_names.RENAMED_SPECULATION:
-                raise ValueError(_renamed(key, vllm_names.RENAMED_SPECULATION[key]))
-            elif key in known:
-                passed[key] = value
-            else:
-                raise ValueError(_unknown(str(key), {*cls.model_fields, *known}))
-        own["options"] = passed
-        return own
+                raise ValueError(f"write {key} beside `method`, not in `options`")
+            if key not in known:
+                raise ValueError(_unknown(str(key), {*cls.model_fields, *known}, renamed))
+        return {**own, "options": {**options, **passed}}
+
+    @field_validator("extra")
+    @classmethod
+    def _extra_is_beyond(cls, extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for key in ("method", "model", "num_speculative_tokens"):
+            if key in extra:
+                raise ValueError(f"{key} would change what the row says; write method, model and k")
+        return extra
 
     @field_validator("method")
     @classmethod
@@ -124,12 +148,12 @@ class Sampling(Strict):
     left out. `top_k: 0` and `top_p: 1` switch the two off.
     """
 
-    temperature: float = Field(default=0.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=-1)
-    seed: int = 0
-    ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
+    temperature: Number = Field(default=0.0, ge=0)
+    top_p: Number = Field(default=1.0, gt=0, le=1)
+    top_k: StrictInt = Field(default=0, ge=-1)
+    seed: Seed = 0
+    ignore_eos: StrictBool = False
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)] = ()
 
     def body(self) -> dict[str, Any]:
         """The sampling part of a request's JSON body."""
@@ -144,25 +168,32 @@ class Engine(Strict):
     served_model: str | None = None
     api_key_env: str | None = None
     python: Path | None = None
-    args: dict[str, Any] = {}
-    extra_args: dict[str, Any] = {}
+    args: dict[str, JsonValue] = {}
+    extra_args: dict[str, JsonValue] = {}
     env: dict[str, str] = {}
-    startup_timeout_s: float = Field(default=1800, gt=0)
-    prefork: bool = True  # CPU builds: import vLLM once, fork the engines (engines/prefork.py)
+    startup_timeout_s: Number = Field(default=1800, gt=0)
+    prefork: StrictBool = (
+        True  # CPU builds: import vLLM once, fork the engines (engines/prefork.py)
+    )
 
     @field_validator("args")
     @classmethod
-    def _known_args(cls, args: dict[str, Any]) -> dict[str, Any]:
-        known = vllm_names.recorded().engine_args
-        checked = {}
+    def _known_args(cls, args: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        renamed, known = vllm_names.RENAMED_ENGINE_ARGS, vllm_names.recorded().engine_args
+        checked: dict[str, JsonValue] = {}
         for written, value in args.items():
-            key = str(written).lstrip("-").replace("-", "_")
-            if key in vllm_names.RENAMED_ENGINE_ARGS:
-                raise ValueError(_renamed(key, vllm_names.RENAMED_ENGINE_ARGS[key]))
-            if key not in known:
-                raise ValueError(f"{_unknown(str(written), known)}; or put it in engine.extra_args")
+            key = _field_name(written)
             if key in ("model", "host", "port", "served_model_name", "api_key"):
                 raise ValueError(f"specbench sets {key} itself; leave it out")
+            if key in ("speculative_config", "spec_method", "spec_model", "spec_tokens"):
+                raise ValueError(f"{key} would speculate in the baseline too; use `speculation`")
+            if key in renamed:
+                raise ValueError(_renamed(key, renamed[key]))
+            if key not in known:
+                problem = _unknown(written, known, renamed)
+                raise ValueError(f"{problem} Or put it in engine.extra_args")
+            if key in checked:
+                raise ValueError(f"{key} stands twice, in two spellings")
             checked[key] = value
         return checked
 
@@ -181,10 +212,10 @@ class Load(Strict):
 
     client: Literal["direct", "replay"] = "direct"
     tape: Path | None = None
-    tape_speed: float | None = Field(default=None, gt=0)
-    warmup: int = Field(default=2, ge=0)
-    timeout_s: float = Field(default=600, gt=0)
-    stall_s: float = Field(default=120, gt=0)
+    tape_speed: Number | None = Field(default=None, gt=0)
+    warmup: StrictInt = Field(default=2, ge=0, le=10_000)
+    timeout_s: Number = Field(default=600, gt=0)
+    stall_s: Number = Field(default=120, gt=0)
 
     @model_validator(mode="after")
     def _tape_for_a_replay(self) -> "Load":
@@ -199,9 +230,9 @@ class PromptSetRef(Strict):
     `limit` takes the first prompts, or a random sample in file order when `seed` is given.
     """
 
-    set: str
-    limit: int | None = Field(default=None, gt=0)
-    seed: int | None = None
+    set: str = Field(min_length=1)
+    limit: StrictInt | None = Field(default=None, gt=0)
+    seed: Seed | None = None
     style: Style | None = None
     turns: Literal["first", "all"] | None = None
 
@@ -213,11 +244,11 @@ def _prompt_refs(value: Any) -> Any:  # noqa: ANN401
 class Config(Strict):
     """A whole config file."""
 
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: Name | None = None
     description: str | None = None
     model: str = Field(min_length=1)
     speculation: Annotated[tuple[Speculation, ...], BeforeValidator(_listed)] = ()
-    baseline: bool = True
+    baseline: StrictBool = True
     prompts: Annotated[tuple[PromptSetRef, ...], BeforeValidator(_prompt_refs), Field(min_length=1)]
     max_tokens: Axis = (256,)
     concurrency: Axis = (1,)
@@ -226,7 +257,7 @@ class Config(Strict):
     engine: Engine = Engine()
     load: Load = Load()
     schedule: Literal["blocks", "interleaved"] = "blocks"
-    seed: int = 0
+    seed: Seed = 0
 
     @field_validator("max_tokens", "concurrency")
     @classmethod
@@ -249,27 +280,64 @@ class Config(Strict):
 # --- reading -------------------------------------------------------------------------------------
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML 1.1's safe loader, except that a key written twice is an error."""
+class _ConfigLoader(yaml.SafeLoader):
+    """YAML 1.1's safe loader without its traps.
+
+    A key written twice, an anchor (an alias can stand for billions of values), .inf and .nan are
+    errors; a date stays the text that was written.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: yaml.NodeEvent = self.peek_event()  # type: ignore[no-untyped-call]
+        if event.anchor is not None:
+            raise _refused("anchors and aliases are not taken, write it out", event.start_mark)
+        return super().compose_node(parent, index)
 
 
-def _unique_mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _refused(problem: str, mark: Any) -> yaml.MarkedYAMLError:  # noqa: ANN401  (yaml's, untyped)
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _finite(loader: _ConfigLoader, node: yaml.ScalarNode) -> float:
+    value = loader.construct_yaml_float(node)
+    if not math.isfinite(value):
+        raise _refused(f"{node.value} is not a number to measure with", node.start_mark)
+    return value
+
+
+def _as_written(loader: _ConfigLoader, node: yaml.ScalarNode) -> str:
+    return str(node.value)
+
+
+def _unique_mapping(loader: _ConfigLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node)
         if not isinstance(key, str | int | float | bool | None):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a key must be plain text", key_node.start_mark
-            )
+            raise _refused("a key must be plain text", key_node.start_mark)
         if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key!r} stands twice", key_node.start_mark
-            )
+            raise _refused(f"the key {key!r} stands twice", key_node.start_mark)
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
-_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+_ConfigLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+_ConfigLoader.add_constructor("tag:yaml.org,2002:float", _finite)
+_ConfigLoader.add_constructor("tag:yaml.org,2002:timestamp", _as_written)
+
+
+def _parsed(text: str) -> Any:  # noqa: ANN401
+    """The value that *text* is.
+
+    Raises:
+        yaml.YAMLError: it is none; nothing else is raised.
+    """
+    try:
+        return yaml.load(text, Loader=_ConfigLoader)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deep") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise yaml.YAMLError(str(error)) from None
 
 
 def find(ref: str, *, folders: Sequence[Path] = (Path("configs"),)) -> Path:
@@ -279,16 +347,16 @@ def find(ref: str, *, folders: Sequence[Path] = (Path("configs"),)) -> Path:
         ConfigError: nothing is there; names what is.
     """
     given = Path(ref)
-    if given.is_file():
+    if os.path.isfile(ref):  # unlike Path.is_file, it takes any text
         return given
     name = ref if ref.endswith((".yaml", ".yml")) else f"{ref}.yaml"
     places = [*folders, *shipped_folders()]
     if given.name == ref:
         for folder in places:
-            if (folder / name).is_file():
+            if os.path.isfile(folder / name):
                 return folder / name
-    there = sorted({path.name for folder in places for path in folder.glob("*.yaml")})
-    close = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
+    there = sorted({path.stem for folder in places for path in folder.glob("*.yaml")})
+    close = difflib.get_close_matches(given.stem, there, n=1, cutoff=0.5)
     hint = f"Did you mean {close[0]}?" if close else f"There are: {', '.join(there) or 'none'}."
     raise ConfigError(ref, None, "no such config file here, in configs/ or shipped.", hint=hint)
 
@@ -296,7 +364,8 @@ def find(ref: str, *, folders: Sequence[Path] = (Path("configs"),)) -> Path:
 def shipped_folders() -> list[Path]:
     """Where the package keeps its configs: inside a wheel, or beside it in a checkout."""
     package = Path(str(resources.files("specbench")))
-    return [f for f in (package / "shipped_configs", package.parent / "configs") if f.is_dir()]
+    places = (package / "shipped_configs", package.parent / "configs")
+    return [folder for folder in places if folder.is_dir()][:1]
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
@@ -306,6 +375,9 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
         ConfigError: names the file and the key, and what to write instead.
     """
     data = _read_yaml(path)
+    for key, whole in (("speculation", _listed), ("prompts", _prompt_refs)):
+        if data.get(key) is not None:  # written out, so that --set finds one shape
+            data[key] = whole(data[key])
     for override in overrides:
         _apply_override(path, data, override)
     try:
@@ -324,17 +396,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(path, None, f"cannot be read: {error.strerror}.") from None
     if len(raw) > 1_000_000:
         raise ConfigError(path, None, "over 1 MB; a config is a page of text.")
-    if re.search(r"^[^#'\"]*[:\s-]\s*[&*][A-Za-z]", text, re.MULTILINE):
-        # An alias can stand for billions of values (a "YAML bomb"); no config needs one.
-        raise ConfigError(path, None, "YAML anchors and aliases are not taken; write it out.")
     try:
-        data = yaml.load(text, Loader=_UniqueKeyLoader)
+        data = _parsed(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         raise ConfigError(where, None, f"not valid YAML: {error.problem}.") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(path, None, f"not valid YAML: {error}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(path, None, f"not valid YAML: {str(error).splitlines()[0]}.") from None
     if not isinstance(data, dict):
         raise ConfigError(path, None, "a config is a mapping of keys; see `specbench run --help`.")
     return data
@@ -345,10 +414,11 @@ def _apply_override(path: Path, data: dict[str, Any], override: str) -> None:
     if not equals or not dotted.strip():
         raise ConfigError("--set", override, "write KEY=VALUE, as in speculation.k=3")
     try:
-        value = yaml.load(text, Loader=_UniqueKeyLoader)
+        value = _parsed(text)
     except yaml.YAMLError:
         raise ConfigError("--set", dotted, f"{text!r} is not a YAML value") from None
-    _set_in(path, data, dotted.strip().split("."), value, dotted)
+    keys = [part.strip() for part in dotted.split(".")]
+    _set_in(path, data, keys, value, dotted)
 
 
 def _set_in(path: Path, node: Any, keys: list[str], value: Any, dotted: str) -> None:  # noqa: ANN401
@@ -357,7 +427,7 @@ def _set_in(path: Path, node: Any, keys: list[str], value: Any, dotted: str) -> 
     if isinstance(node, list):
         if key.isdecimal():
             if int(key) >= len(node):
-                raise ConfigError("--set", dotted, f"there are {len(node)} items, from 0")
+                raise ConfigError("--set", dotted, f"item {key} is not there (items: {len(node)})")
             if not rest:
                 node[int(key)] = value
             else:
@@ -369,7 +439,9 @@ def _set_in(path: Path, node: Any, keys: list[str], value: Any, dotted: str) -> 
     if not isinstance(node, dict):
         raise ConfigError("--set", dotted, f"{key!r} would lie inside a plain value of {path}")
     if rest:
-        _set_in(path, node.setdefault(key, {}), rest, value, dotted)
+        if node.get(key) is None:
+            node[key] = {}
+        _set_in(path, node[key], rest, value, dotted)
     else:
         node[key] = value
 
@@ -383,17 +455,33 @@ def _first_problem(path: Path, error: ValidationError) -> ConfigError:
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
         name, model = str(location[-1]), _model_at(location[:-1])
-        if model is Config and name in vllm_names.RENAMED_ENGINE_ARGS:
-            return ConfigError(path, key, _renamed(name, vllm_names.RENAMED_ENGINE_ARGS[name]))
-        if model is Config and name in vllm_names.recorded().engine_args:
-            return ConfigError(path, key, f"is an engine argument; write it as engine.args.{name}")
+        flag = _field_name(name)
+        if model is Config and flag in vllm_names.RENAMED_ENGINE_ARGS:
+            return ConfigError(path, key, _renamed(flag, vllm_names.RENAMED_ENGINE_ARGS[flag]))
+        if model is Config and flag in vllm_names.recorded().engine_args:
+            return ConfigError(path, key, f"is an engine argument; write it as engine.args.{flag}")
         return ConfigError(path, key, _unknown(name, model.model_fields))
     if problem["type"] == "missing":
         return ConfigError(path, key, "is missing")
-    said = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return ConfigError(path, key, str(problem["ctx"]["error"]))
+    said = IN_WORDS.get(problem["type"]) or problem["msg"].removeprefix("Input ")
     given = problem.get("input")
     shown = f" (not {given!r})" if isinstance(given, str | int | float | bool | None) else ""
     return ConfigError(path, key, said[0].lower() + said[1:] + shown)
+
+
+IN_WORDS = {
+    "model_type": "should be a mapping of keys",
+    "dict_type": "should be a mapping of keys",
+    "tuple_type": "should be a list",
+    "too_short": "needs at least one value",
+    "string_type": "should be text",
+    "string_too_short": "should not be empty",
+    "int_type": "should be a whole number",
+    "bool_type": "should be true or false",
+    "invalid_key": "a key should be text",
+}
 
 
 def _model_at(location: Sequence[str | int]) -> type[BaseModel]:
@@ -407,13 +495,25 @@ def _model_at(location: Sequence[str | int]) -> type[BaseModel]:
     return inside.get(str(location[0]), Config) if location else Config
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
-    close = vllm_names.nearest(name, known)
-    meant = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
-    return f"unknown key {name!r}; {meant}"
+def _field_name(flag: str) -> str:
+    """A flag as a Python field: --max-model-len is max_model_len."""
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _unknown(
+    name: str, known: Collection[str], renamed: Mapping[str, str | None] | None = None
+) -> str:
+    """What may have been meant by *name*, today's spelling where it is near an old one."""
+    close = vllm_names.nearest(name, {*known, *(renamed or ())})
+    close = (renamed or {}).get(close, close) if close else None
+    if close:
+        return f"unknown key {name!r}; did you mean {close!r}?"
+    if len(known) > 20:
+        return f"unknown key {name!r}."
+    return f"unknown key {name!r}; known: {', '.join(sorted(known))}."
 
 
 def _renamed(name: str, now: str | None) -> str:
     if now is None:
         return f"{name!r} is an old vLLM key that has no successor; leave it out"
-    return f"{name!r} is an old vLLM spelling; write {now}"
+    return f"{name!r} is not the spelling here; write {now}"

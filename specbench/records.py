@@ -4,6 +4,7 @@ Times are integers in nanoseconds from `time.perf_counter_ns` of the process tha
 requests (comparable within one process only); wall-clock times are ISO 8601 strings in UTC.
 """
 
+from itertools import zip_longest
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -75,6 +76,11 @@ class RequestRecord(Fact):
     error: str | None = None
 
     @property
+    def key(self) -> str:
+        """What tells this request from the others of its case."""
+        return f"{self.prompt_id}#{self.turn}@{self.start}"
+
+    @property
     def ok(self) -> bool:
         """Whether this request counts as measured."""
         return self.error is None
@@ -96,20 +102,22 @@ class EngineCounters(Fact):
     requests: int | None = None
     prefix_cache_hits: int | None = None
     prefix_cache_queries: int | None = None
+    process_start_s: int | None = None  # another value: another process counts there now
 
     def __sub__(self, before: "EngineCounters") -> "EngineCounters":
-        """What was counted since *before*; None where either side has no value."""
+        """What was counted since *before*; None where there is no value now.
+
+        A counter that was not there before started at 0: an engine creates some of its counters
+        when they first count.
+        """
         spent: dict[str, int | tuple[int, ...] | None] = {}
         for name in type(self).model_fields:
             now, then = getattr(self, name), getattr(before, name)
-            if name == "accepted_per_pos":
-                if now is None:
-                    spent[name] = None
-                else:  # the engine creates a position's counter when it first counts
-                    padded = (*(then or ()), *(0,) * (len(now) - len(then or ())))
-                    spent[name] = tuple(a - b for a, b in zip(now, padded, strict=True))
-            elif now is None:
+            if now is None:
                 spent[name] = None
+            elif name == "accepted_per_pos":
+                pairs = zip_longest(now, then or (), fillvalue=0)
+                spent[name] = tuple(a - b for a, b in pairs)
             else:
                 spent[name] = now - (then or 0)
         return EngineCounters.model_validate(spent)
@@ -122,21 +130,22 @@ class EngineCounters(Fact):
             if a is None or b is None:
                 total[name] = b if a is None else a
             elif name == "accepted_per_pos":
-                width = max(len(a), len(b))
-                total[name] = tuple(
-                    (a[i] if i < len(a) else 0) + (b[i] if i < len(b) else 0) for i in range(width)
-                )
+                total[name] = tuple(map(sum, zip_longest(a, b, fillvalue=0)))
             else:
                 total[name] = a + b
         return EngineCounters.model_validate(total)
 
 
 class CounterSpan(Fact):
-    """What the engine counted around some measured requests, or why it could not be read."""
+    """What the engine counted around some measured requests, or why it could not be read.
 
-    requests: int  # how many measured requests lie inside
+    `keys` are those of the requests inside (RequestRecord.key), `requests` how many they are.
+    """
+
+    requests: int
+    keys: tuple[str, ...] = ()
     start: int = 0
-    spent: EngineCounters | None
+    spent: EngineCounters | None = None
     problem: str | None = None
 
 

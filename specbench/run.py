@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from specbench import demo, machine
 from specbench.config import Config, PromptSetRef
 from specbench.engines import counters, vllm
-from specbench.engines.process import Child, PreforkServer
+from specbench.engines.process import Child, PreforkServer, log_tail
 from specbench.errors import ConfigError, EngineError, PromptError, StoreError
 from specbench.load.base import LoadGenerator, warm_up_prompts
 from specbench.load.direct import DirectClient
@@ -225,9 +225,11 @@ def _run_stage(
     prepared: Prepared, store: RunStore, progress: Progress, stage: Stage, todo: set[str]
 ) -> None:
     with _engines(prepared, store, progress, stage, todo) as live:
-        for arm in live.values():
-            count = prepared.config.load.warmup
-            _warm_up(arm, prepared.config, count, progress)
+        for arm in list(live.values()):
+            _warm_up(arm, prepared.config, prepared.config.load.warmup, progress)
+            if (death := _death(arm)) is not None:
+                _fail_arm(store, progress, stage, arm.arm.id, EngineError(death))
+                del live[arm.arm.id]
         for round_ in stage.rounds:
             cases = [case for case in round_ if case.id in todo and case.arm in live]
             if cases:
@@ -251,8 +253,8 @@ def _engines(
             live = _attached(prepared.config, store, wanted)
         else:
             live = _started(prepared, store, progress, stage, wanted, stack)
-        for arm in live.values():
-            stack.callback(arm.client.close)
+        for live_arm in live.values():
+            stack.callback(live_arm.client.close)
         yield live
         progress.waiting("stopping engines")
 
@@ -448,7 +450,7 @@ def _run_round(
             problem = _send(store, progress, case, left, live[case.arm])
             if problem:
                 stopped[case.id] = problem
-                progress.say(f"{case.id}: {problem.splitlines()[0]}")
+                progress.say(f"{case.id}: {problem}")
     for case in cases:
         _close_case(store, case, prompts, stopped.get(case.id))
 
@@ -466,13 +468,13 @@ def _send(
     store: RunStore, progress: Progress, case: Case, prompts: Sequence[Prompt], arm: LiveArm
 ) -> str | None:
     """Send *prompts* for *case*, with the counters read around them; why it must stop, or None."""
-    sent = 0
+    sent: list[RequestRecord] = []
     failed = arm.failures.get(case.id, 0)
 
     def keep(record: RequestRecord) -> None:
-        nonlocal sent, failed
+        nonlocal failed
         store.append_request(case.id, record)
-        sent += 1
+        sent.append(record)
         failed = 0 if record.ok else failed + 1
         progress.advance(case, record)
 
@@ -483,11 +485,18 @@ def _send(
     arm.failures[case.id] = failed
     if before is not None or problem is not None:
         store.append_counters(case.id, _span(arm, before, problem, sent))
-    if arm.child is not None and (code := arm.child.poll()) is not None:
-        return arm.child.failed(f"The engine died with status {code} during the case.").tail
+    if (death := _death(arm)) is not None:
+        return death
     if failed >= FAILURES_THAT_STOP_A_CASE:
         return f"{failed} requests in a row failed"
     return None
+
+
+def _death(arm: LiveArm) -> str | None:
+    """The arm's obituary if its engine is gone: its status and the end of its log."""
+    if arm.child is None or (status := arm.child.poll()) is None:
+        return None
+    return f"the engine of {arm.arm.id} died with status {status}:\n{log_tail(arm.child.log, 12)}"
 
 
 def _counters(arm: LiveArm) -> tuple[EngineCounters | None, str | None]:
@@ -500,24 +509,26 @@ def _counters(arm: LiveArm) -> tuple[EngineCounters | None, str | None]:
 
 
 def _span(
-    arm: LiveArm, before: EngineCounters | None, problem: str | None, sent: int
+    arm: LiveArm,
+    before: EngineCounters | None,
+    problem: str | None,
+    sent: Sequence[RequestRecord],
 ) -> CounterSpan:
-    """What was counted since *before*; null with the reason where that can't be known."""
+    """What was counted around *sent* since *before*; null with the reason if that is unknown."""
+    inside = CounterSpan(
+        requests=len(sent), keys=tuple(r.key for r in sent), start=arm.start, problem=problem
+    )
     if before is None or arm.server is None:
-        return CounterSpan(requests=sent, start=arm.start, spent=None, problem=problem)
+        return inside
     try:
-        after = arm.server.counters_after(before, sent)
+        after = arm.server.counters_after(before, sum(record.ok for record in sent))
     except counters.CountersUnreadable as error:
-        return CounterSpan(requests=sent, start=arm.start, spent=None, problem=str(error))
+        return inside.model_copy(update={"problem": str(error)})
     spent = after - before
-    if any(
-        value < 0
-        for value in spent.model_dump(exclude_none=True).values()
-        if isinstance(value, int)
-    ):
-        problem = "a counter went down: the server was restarted in between"
-        return CounterSpan(requests=sent, start=arm.start, spent=None, problem=problem)
-    return CounterSpan(requests=sent, start=arm.start, spent=spent)
+    numbers = [n for n in spent.model_dump(exclude_none=True).values() if isinstance(n, int)]
+    if spent.process_start_s or min(numbers) < 0:
+        return inside.model_copy(update={"problem": "the server was restarted in between"})
+    return inside.model_copy(update={"spent": spent})
 
 
 def _close_case(

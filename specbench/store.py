@@ -48,7 +48,7 @@ class RunStore:
         Raises:
             StoreError: the id is taken or can't be a folder's name, or *root* can't be written.
         """
-        if not RUN_ID.match(run_id):
+        if not RUN_ID.fullmatch(run_id):
             raise StoreError(
                 f"{run_id!r} can't be a run's id: letters, digits, '.', '_' and '-' only."
             )

@@ -109,12 +109,22 @@ def _arm(speculation: Speculation, k: int) -> Arm:
 def plan(config: Config, set_names: Sequence[str]) -> Plan:
     """The stages of a run over the prompt sets *set_names*, shuffled by the config's seed.
 
-    `interleaved`: all arms up together, once a repeat of nothing: one start each. `blocks`: one
-    arm at a time, in an order shuffled anew for each repeat, so that drift of the machine does
-    not fall on the same arm every time.
+    `interleaved`: one stage, all arms up together, each started once. `blocks`: one arm at a
+    time, in an order shuffled anew for each repeat, so that drift of the machine does not fall
+    on the same arm every time.
+
+    Raises:
+        UserError: two prompt sets have names that make the same folder.
     """
     arms = arms_of(config)
     rng = random.Random(config.seed)
+    slugs = {_slug(name): name for name in set_names}
+    for name in set_names:
+        if slugs[_slug(name)] != name:
+            raise UserError(
+                f"The prompt sets {name!r} and {slugs[_slug(name)]!r} would share a folder.",
+                hint="Rename one of them.",
+            )
     conditions = list(product(set_names, config.max_tokens, config.concurrency))
     if config.schedule == "interleaved" and len(arms) > 1:
         rounds = [
@@ -132,15 +142,19 @@ def plan(config: Config, set_names: Sequence[str]) -> Plan:
 
 
 def _case(arm: Arm, prompt_set: str, max_tokens: int, concurrency: int, repeat: int) -> Case:
-    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", prompt_set).strip("-") or "prompts"
     return Case(
-        id=f"{arm.id}.{slug}.t{max_tokens}.c{concurrency}.r{repeat}",
+        id=f"{arm.id}.{_slug(prompt_set)}.t{max_tokens}.c{concurrency}.r{repeat}",
         arm=arm.id,
         prompt_set=prompt_set,
         max_tokens=max_tokens,
         concurrency=concurrency,
         repeat=repeat,
     )
+
+
+def _slug(name: str) -> str:
+    """A prompt set's name as part of a folder's."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "prompts"
 
 
 def turns(

@@ -33,18 +33,15 @@ RENAMED_SPECULATION = {
     "typical_acceptance_sampler_posterior_alpha": None,
     "acceptance_method": "rejection_sample_method",
     "disable_logprobs": None,
-    "disable_by_batch_size": None,
 }
 RENAMED_ENGINE_ARGS = {
     "speculative_model": "speculation.model",
     "num_speculative_tokens": "speculation.k",
-    "speculative_config": "speculation",
     "ngram_prompt_lookup_max": "speculation.prompt_lookup_max",
     "ngram_prompt_lookup_min": "speculation.prompt_lookup_min",
     "speculative_draft_tensor_parallel_size": "speculation.draft_tensor_parallel_size",
-    "disable_log_requests": "no_enable_log_requests (the default today)",
+    "disable_log_requests": "enable_log_requests: false (the default today)",
     "use_v2_block_manager": None,
-    "num_lookahead_slots": None,
     "device": None,
 }
 
@@ -87,10 +84,9 @@ def installed(package: Path) -> VllmNames:
     """What the vLLM whose package folder is *package* knows."""
     engine_args: set[str] = set()
     for path in [package / "engine" / "arg_utils.py", *_cli_arg_files(package)]:
-        if path.is_file():
-            for cls in _classes(path):
-                if cls.name.endswith(("EngineArgs", "FrontendArgs")):
-                    engine_args |= set(_fields(cls))
+        for cls in _classes(path):
+            if cls.name.endswith(("EngineArgs", "FrontendArgs")):
+                engine_args |= set(_fields(cls))
     speculation_file = package / "config" / "speculative.py"
     if not speculation_file.is_file():
         speculation_file = package / "config" / "__init__.py"
@@ -122,8 +118,13 @@ def _version(package: Path) -> str:
     return found[1] if found else "unknown"
 
 
+def _statements(path: Path) -> list[ast.stmt]:
+    """The file's top level; nothing for a file that this version does not have."""
+    return ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else []
+
+
 def _classes(path: Path) -> Iterator[ast.ClassDef]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in _statements(path):
         if isinstance(node, ast.ClassDef):
             yield node
 
@@ -138,7 +139,7 @@ def _fields(cls: ast.ClassDef) -> Iterator[str]:
 
 def _literals(path: Path) -> Iterator[tuple[str, list[str | ast.Name]]]:
     """Each `Name = Literal[...]`: its strings, and the names of other literals inside."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in _statements(path):
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)],

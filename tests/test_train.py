@@ -87,7 +87,7 @@ def waves(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two waves whose held-out sequences do not use up all there is."""
     folder: Path = tmp_path_factory.mktemp("waves")
     asked = [prompt(ids=(9 + number, 10, 11), max_new=45) for number in range(64)]
-    generate.generate_waves(target, CHAT, asked, folder, wave_size=32, fewest_alive=1, say=silent)
+    generate.generate_waves(target, CHAT, asked, folder, wave_size=32, say=silent)
     return folder
 
 
@@ -98,6 +98,14 @@ def silent(_line: str) -> None:
 def assert_near(found: Tensor, expected: Tensor) -> None:
     """Equal but for the order of fp32 additions."""
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def assert_same_examples(found: list[data.Example], expected: list[data.Example]) -> None:
+    """Equal but for the order of fp32 additions in their states."""
+    for one, other in zip(found, expected, strict=True):
+        assert (one.kind, one.tokens.tolist()) == (other.kind, other.tokens.tolist())
+        assert one.own.tolist() == other.own.tolist()
+        torch.testing.assert_close(one.hidden, other.hidden, rtol=0.02, atol=0.02)
 
 
 def prompt(
@@ -118,11 +126,28 @@ def fixed_batch(waves: Path) -> data.Batch:
 # ---- target
 
 
-def test_stepping_with_a_cache_gives_the_states_of_a_full_forward(target: Target) -> None:
-    tokens = torch.randint(0, VOCAB, (3, 20), generator=torch.Generator().manual_seed(1))
-    cache = target.new_cache(5)  # more rows than texts, as when some have finished
-    steps = [target.step(tokens[:, position], position, cache) for position in range(20)]
-    assert_near(torch.stack(steps, 1), target.forward(tokens))
+def test_stepping_with_caches_gives_the_states_of_a_full_forward(target: Target) -> None:
+    tokens = torch.randint(0, VOCAB, (5, 60), generator=torch.Generator().manual_seed(1))
+    # The texts' indices and known tokens in each cache; more steps than a cache has room for.
+    known = [{0: 4, 1: 9, 2: 6}, {3: 5, 4: 5}]
+    caches = []
+    lengths: dict[int, int] = {}
+    for texts in known:
+        cache, states = target.begin([tokens[text, :size].tolist() for text, size in texts.items()])
+        for (text, size), found in zip(texts.items(), states, strict=True):
+            assert_near(found, target.forward(tokens[text, None, :size])[0])
+        caches.append(cache)
+        lengths |= texts
+    order = list(lengths)
+    for step in range(50):
+        if step == 20:  # the last text of a cache takes the place of the one that is dropped
+            caches[0].drop(0)
+            order = [2, 1, 3, 4]
+        fed = torch.stack([tokens[text, lengths[text]] for text in order])
+        states = target.step(fed, caches)
+        for text, state in zip(order, states, strict=True):
+            lengths[text] += 1
+            assert_near(state, target.forward(tokens[text, None, : lengths[text]])[0, -1])
 
 
 def test_a_target_that_this_code_would_run_wrongly_is_refused(tmp_path: Path) -> None:
@@ -190,7 +215,7 @@ def test_prompts_read_back_as_they_were_written(tmp_path: Path) -> None:
 
 def test_a_wave_holds_the_greedy_answers_and_their_states(target: Target, tmp_path: Path) -> None:
     asked = [prompt(ids=ids, max_new=20, temp=0.0) for ids in ((8, 9), (10, 11, 12, 13), (14,))]
-    generate.generate_waves(target, CHAT, asked, tmp_path, wave_size=3, fewest_alive=1, say=silent)
+    generate.generate_waves(target, CHAT, asked, tmp_path, wave_size=3, say=silent)
     recorded = data.read_wave(tmp_path / "w000_3.safetensors")
     for one, written in zip(asked, recorded, strict=True):
         known = len(one.ids)
@@ -207,7 +232,7 @@ def test_a_self_asked_sequence_owns_both_turns_but_not_the_header_between(
     target: Target, tmp_path: Path
 ) -> None:
     asked = [prompt(ids=(20 + number,), max_new=8, magpie=True) for number in range(12)]
-    generate.generate_waves(target, CHAT, asked, tmp_path, wave_size=12, fewest_alive=1, say=silent)
+    generate.generate_waves(target, CHAT, asked, tmp_path, wave_size=12, say=silent)
     answered = 0
     for written in data.read_wave(tmp_path / "w000_12.safetensors"):
         tokens, own = written.tokens.tolist(), written.own.tolist()
@@ -240,13 +265,37 @@ def test_two_processes_share_the_waves_and_skip_what_is_there(
     assert [path.name for path in data.wave_paths(tmp_path)] == [
         f"w00{number}_4.safetensors" for number in (0, 2, 4)
     ]
-    before = (tmp_path / "w002_4.safetensors").read_bytes()
+    before = data.read_wave(tmp_path / "w002_4.safetensors")
     assert all("there already" in line for line in share(0))
     share(1)
     assert len(data.wave_paths(tmp_path)) == 5
     (tmp_path / "w002_4.safetensors").unlink()
-    share(0)  # the samples depend on the wave, not on what was generated before it
-    assert (tmp_path / "w002_4.safetensors").read_bytes() == before
+    share(0)
+    assert_same_examples(data.read_wave(tmp_path / "w002_4.safetensors"), before)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7, 40])
+def test_a_sequence_is_the_same_in_any_slot_and_company(
+    target: Target, tmp_path: Path, slots: int
+) -> None:
+    asked = [
+        prompt(
+            ids=tuple(range(8, 9 + number % 5)),
+            max_new=4 + number % 11,
+            magpie=number % 3 == 0,
+            temp=float(number % 2),
+        )
+        for number in range(20)
+    ]
+
+    def waves(folder: str, slots: int) -> list[data.Example]:
+        out = tmp_path / folder
+        generate.generate_waves(target, CHAT, asked, out, wave_size=5, slots=slots, say=silent)
+        return [one for path in data.wave_paths(out) for one in data.read_wave(path)]
+
+    found = waves("found", slots)
+    assert len(found) == len(asked)
+    assert_same_examples(found, waves("all at once", len(asked)))
 
 
 def test_no_wave_is_begun_after_the_time_is_up(target: Target, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from specbench.analysis.metrics import (
     CaseMetrics,
     acceptance_of_counters,
     acceptance_of_requests,
-    total_spent,
+    counted,
 )
 from specbench.records import CounterSpan, RequestRecord
 
@@ -31,7 +31,6 @@ class CaseFacts:
     records: Sequence[RequestRecord]
     spans: Sequence[CounterSpan]
     metrics: CaseMetrics
-    bos_token_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,9 @@ def positions_disagree(facts: CaseFacts) -> str | None:
 
 def sources_disagree(facts: CaseFacts) -> str | None:
     """The engine's counters and its per-request metrics count the same drafts differently."""
-    good = [record for record in facts.records if record.ok]
-    one = acceptance_of_requests(good)
-    other = acceptance_of_counters(total_spent(facts.spans, len(facts.records)), good)
-    if one is None or other is None or len(good) != len(facts.records):
+    spent, inside = counted(facts.spans, [record for record in facts.records if record.ok])
+    one, other = acceptance_of_requests(inside), acceptance_of_counters(spent, inside)
+    if one is None or other is None:
         return None
     for name in ("drafts", "draft_tokens", "accepted"):
         a, b = getattr(one, name), getattr(other, name)
@@ -144,21 +142,16 @@ def steps_without_draft(facts: CaseFacts) -> str | None:
 
 
 def more_than_one_bos(facts: CaseFacts) -> str | None:
-    """The rendered prompt starts with two BOS tokens (a template applied twice)."""
-    twice = [
-        record.prompt_id
-        for record in facts.records
-        if record.prompt_head
-        and len(record.prompt_head) > 1
-        and record.prompt_head[0] == record.prompt_head[1]
-        and record.prompt_head[0] == facts.bos_token_id
-    ]
-    return f"two BOS tokens in {len(twice)} prompts ({twice[0]}, …)" if twice else None
+    """Every rendered prompt starts with the same token twice (a template applied twice)."""
+    heads = [record.prompt_head[:2] for record in facts.records if record.prompt_head]
+    if len(heads) < 2 or len(set(heads)) > 1 or len(set(heads[0])) > 1 or len(heads[0]) < 2:
+        return None
+    return f"all {len(heads)} prompts start with token {heads[0][0]} twice: two BOS tokens?"
 
 
 def prefix_cache_hit(facts: CaseFacts) -> str | None:
     """Prompts were answered from the prefix cache."""
-    spent = total_spent(facts.spans, len(facts.records))
+    spent, _ = counted(facts.spans, [record for record in facts.records if record.ok])
     if spent is None or not spent.prefix_cache_hits:
         return None
     return f"{spent.prefix_cache_hits} prompt tokens came from the prefix cache"
@@ -195,4 +188,5 @@ def unequal_lengths(baseline: CaseMetrics, arm: CaseMetrics) -> Flag | None:
     gap = arm.output_tokens / baseline.output_tokens - 1
     if abs(gap) <= LENGTH_GAP:
         return None
-    return Flag("lengths", f"outputs are {gap:+.1%} as long as the baseline's; compare TPOT only")
+    differ = f"{abs(gap):.1%} {'longer' if gap > 0 else 'shorter'}"
+    return Flag("lengths", f"outputs are {differ} than the baseline's: compare TPOT only")

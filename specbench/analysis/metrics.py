@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from specbench.records import CounterSpan, EngineCounters, RequestRecord
+from specbench.records import CounterSpan, EngineCounters, RequestRecord, SpecRequest
 
 
 def latency_ms(record: RequestRecord) -> float:
@@ -89,12 +89,6 @@ def acceptance_of_requests(records: Sequence[RequestRecord]) -> Acceptance | Non
     if not records or any(record.spec is None for record in records):
         return None
     pairs = [(record, record.spec) for record in records if record.spec is not None]
-    width = max(len(spec.accepted_histogram or ()) for _, spec in pairs) - 1
-    positions = [0] * max(width, 0)
-    for _, spec in pairs:
-        for accepted, steps in enumerate(spec.accepted_histogram or ()):
-            for position in range(accepted):
-                positions[position] += steps
     return Acceptance(
         source="requests",
         drafts=sum(spec.drafts for _, spec in pairs),
@@ -104,8 +98,23 @@ def acceptance_of_requests(records: Sequence[RequestRecord]) -> Acceptance | Non
             undrafted_steps(record.output_tokens or 0, 1, spec.drafts, spec.accepted)
             for record, spec in pairs
         ),
-        per_position=tuple(positions) if width > 0 else None,
+        per_position=_per_position([spec for _, spec in pairs]),
     )
+
+
+def _per_position(specs: Sequence[SpecRequest]) -> tuple[int, ...] | None:
+    """How often each position was accepted; None unless every drafting request says so.
+
+    A step that accepted n drafts accepted the positions 1 to n.
+    """
+    histograms = [spec.accepted_histogram or () for spec in specs if spec.drafts]
+    if not all(histograms):
+        return None
+    deepest = max(map(len, histograms), default=1) - 1
+    counts = [
+        sum(sum(steps[position:]) for steps in histograms) for position in range(1, deepest + 1)
+    ]
+    return tuple(counts) or None
 
 
 def undrafted_steps(output: int, requests: int, drafts: int, accepted: int) -> int:
@@ -157,9 +166,8 @@ def summarise(records: Iterable[RequestRecord], spans: Sequence[CounterSpan] = (
     """The numbers of *records*; *spans* are the counters around all of them."""
     everything = list(records)
     good = [r for r in everything if r.ok]
-    spent = total_spent(spans, len(everything))
     of_requests = acceptance_of_requests(good)
-    of_counters = acceptance_of_counters(spent, good) if len(good) == len(everything) else None
+    of_counters = acceptance_of_counters(*counted(spans, good))
     tpots = [t for r in good if (t := tpot_ms(r)) is not None]
     output = sum(r.output_tokens or 0 for r in good)
     busy_s = busy_ns(good) / 1e9
@@ -175,6 +183,22 @@ def summarise(records: Iterable[RequestRecord], spans: Sequence[CounterSpan] = (
         acceptance=of_requests or of_counters,
         counted=of_counters,
     )
+
+
+def counted(
+    spans: Sequence[CounterSpan], good: Sequence[RequestRecord]
+) -> tuple[EngineCounters | None, list[RequestRecord]]:
+    """What the engine counted, and the requests among *good* around which it did.
+
+    A span counts only if every request inside is among *good*: a failed request, or one that was
+    measured again after a resume, spoils the span that it lies in. A run that is killed between a
+    request and its counters loses that one span.
+    """
+    by_key = {record.key: record for record in good}
+    whole = [span for span in spans if all(key in by_key for key in span.keys)]
+    if any(span.keys for span in whole):
+        good = [by_key[key] for span in whole for key in span.keys]
+    return total_spent(whole, len(good)), list(good)
 
 
 def total_spent(spans: Sequence[CounterSpan], requests: int) -> EngineCounters | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from specbench.analysis import hygiene
 from specbench.analysis.hygiene import CaseFacts, Flag
@@ -50,6 +51,8 @@ class Row:
 
 
 Condition = tuple[str, int, int]
+Part = tuple[str | None, Callable[[RequestRecord], bool] | None]  # a category and what is in it
+WHOLE: Part = (None, None)
 
 
 def rows(
@@ -57,7 +60,6 @@ def rows(
     *,
     baseline: str | None,
     by_category: bool = False,
-    bos_token_id: int | None = None,
 ) -> list[Row]:
     """The table of a run. Rows of one condition stand together, the baseline's first."""
     groups: dict[Condition, dict[str, list[MeasuredCase]]] = {}
@@ -66,29 +68,36 @@ def rows(
         groups.setdefault(condition, {}).setdefault(case.arm, []).append(case)
     found: list[Row] = []
     for arms in groups.values():
-        for category in _categories(arms) if by_category else [None]:
-            base = arms.get(baseline or "", [])
-            ordered = sorted(arms, key=lambda arm: (arm != baseline,))
+        base = arms.get(baseline or "", [])
+        ordered = sorted(arms, key=lambda arm: arm != baseline)
+        for part in _categories(arms) if by_category else [WHOLE]:
             for arm in ordered:
-                found.append(_row(arms[arm], base, category, arm == baseline, bos_token_id))
+                found.append(_row(arms[arm], base, part, arm == baseline))
     return found
 
 
-def _categories(arms: Mapping[str, Sequence[MeasuredCase]]) -> list[str | None]:
+def _categories(arms: Mapping[str, Sequence[MeasuredCase]]) -> list[Part]:
+    """The categories in the order they were met; a single one is the whole."""
     seen = {r.category: None for cases in arms.values() for case in cases for r in case.records}
-    return list(seen)
+    if len(seen) <= 1:
+        return [(category, None) for category in seen] or [WHOLE]
+    return [(category, partial(_is_in, category)) for category in seen]
+
+
+def _is_in(category: str | None, record: RequestRecord) -> bool:
+    return record.category == category
 
 
 def _row(
     repeats: Sequence[MeasuredCase],
     baseline: Sequence[MeasuredCase],
-    category: str | None,
+    part: Part,
     is_baseline: bool,
-    bos_token_id: int | None,
 ) -> Row:
-    whole = category is None
-    chosen: Callable[[RequestRecord], bool] = lambda r: whole or r.category == category
-    records = {i: _kept(case, chosen) for i, case in enumerate(repeats)}
+    """Counters and checks are of whole cases: a row of one category among several has neither."""
+    category, chosen = part
+    whole = chosen is None
+    records = {case.repeat: _kept(case, chosen) for case in repeats}
     everything = [record for kept in records.values() for record in kept]
     spans = [span for case in repeats for span in case.spans] if whole else []
     metrics = summarise(everything, spans)
@@ -96,11 +105,11 @@ def _row(
     flags: list[Flag] = []
     if whole:
         expected = sum(case.expected_requests for case in repeats)
-        facts = CaseFacts(first.method, first.k, expected, everything, spans, metrics, bos_token_id)
+        facts = CaseFacts(first.method, first.k, expected, everything, spans, metrics)
         flags += hygiene.flags(facts)
     speedup = None
     if baseline and not is_baseline:
-        base = {i: _kept(case, chosen) for i, case in enumerate(baseline)}
+        base = {case.repeat: _kept(case, chosen) for case in baseline}
         speedup = compare(_keyed(base), _keyed(records))
         base_metrics = summarise(r for kept in base.values() for r in kept)
         if whole and (flag := hygiene.unequal_lengths(base_metrics, metrics)):
@@ -123,8 +132,10 @@ def _row(
     )
 
 
-def _kept(case: MeasuredCase, chosen: Callable[[RequestRecord], bool]) -> list[RequestRecord]:
-    return [record for record in last_attempts(case.records) if chosen(record)]
+def _kept(
+    case: MeasuredCase, chosen: Callable[[RequestRecord], bool] | None
+) -> list[RequestRecord]:
+    return [r for r in last_attempts(case.records) if chosen is None or chosen(r)]
 
 
 def _keyed(repeats: Mapping[int, Sequence[RequestRecord]]) -> dict[Key, RequestRecord]:

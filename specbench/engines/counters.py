@@ -15,6 +15,7 @@ NAMES = {
     "requests": "vllm:request_success",
     "prefix_cache_hits": "vllm:prefix_cache_hits",
     "prefix_cache_queries": "vllm:prefix_cache_queries",
+    "process_start_s": "process_start_time_seconds",
 }
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
@@ -41,17 +42,17 @@ def parse(page: str) -> EngineCounters:
                     per_position[_position(sample.labels)] += sample.value
                 else:
                     totals[name] += sample.value
+        found = {ours: int(totals[name]) for ours, name in NAMES.items() if name in totals}
+        positions = tuple(int(per_position[i]) for i in range(max(per_position, default=-1) + 1))
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise CountersUnreadable(f"/metrics is not in Prometheus's format ({error})") from None
-    found = {ours: int(totals[name]) for ours, name in NAMES.items() if name in totals}
     if "generation_tokens" not in found:
         names = ", ".join(sorted({name for name in totals if name.startswith("vllm:")})[:5])
         raise CountersUnreadable(
             f"/metrics has no vllm:generation_tokens (vLLM names there: {names or 'none'}); "
             "is the server a vLLM with its statistics on?"
         )
-    positions = tuple(int(per_position[i]) for i in range(max(per_position, default=-1) + 1))
-    return EngineCounters(**found, accepted_per_pos=positions if "drafts" in found else None)
+    return EngineCounters(**found, accepted_per_pos=positions or None)
 
 
 def _position(labels: Mapping[str, str]) -> int:

@@ -127,7 +127,8 @@ class DirectClient:
             cached_tokens=_count((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
             finish_reason=answer.finish_reason,
             token_ids=tuple(answer.token_ids) or None,
-            text="".join(answer.text),
+            # Half a surrogate pair (a model can emit one) fits in no file: it becomes "?".
+            text="".join(answer.text).encode("utf-8", "replace").decode("utf-8"),
             prompt_sha256=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
             spec=answer.spec,
             error=problem or answer.problem,

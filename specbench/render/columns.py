@@ -26,7 +26,12 @@ class Column:
             return MISSING
         if isinstance(value, float):
             return f"{value:,.{self.digits or 0}f}"
-        return str(value)
+        return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """*text* without what moves a cursor or colours a terminal: names come from prompt files."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _speed(row: Row) -> Value:
@@ -67,11 +72,14 @@ def _of_acceptance(name: str) -> Callable[[Row], Value]:
     return value
 
 
+def deepest(rows: Sequence[Row]) -> int:
+    """The last draft position that any of *rows* knows about, from 1."""
+    known = [r.metrics.acceptance.positions for r in rows if r.metrics.acceptance]
+    return max((len(positions) for positions in known if positions), default=0)
+
+
 def columns(rows: Sequence[Row]) -> list[Column]:
     """The columns for *rows*: those that hold something, in reading order."""
-    deepest = max(
-        (len(r.metrics.acceptance.positions or ()) for r in rows if r.metrics.acceptance), default=0
-    )
     everything = [
         Column("method", "method", "how drafts are made (vLLM's name)", lambda r: r.method),
         Column("arm", "arm", "the engine set-up", lambda r: r.arm),
@@ -109,7 +117,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
             2,
         ),
         Column("acceptance_rate", "rate", "accepted / drafted tokens", _of_acceptance("rate"), 2),
-        *(_position(i) for i in range(deepest)),
+        *(_position(i) for i in range(deepest(rows))),
         Column("speedup", "speed-up", "baseline TPOT / TPOT, paired by prompt", _speed, 2),
     ]
     always = {"method", "k", "prompt_set", "requests", "latency_ms", "tokens_per_s", "speedup"}

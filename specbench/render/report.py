@@ -7,16 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specbench.analysis.rows import SCHEMA, Row
-from specbench.render.columns import MISSING, Column, columns, speedup_text
+from specbench.render.columns import MISSING, Column, columns, deepest, printable, speedup_text
 
-# Dropped from a terminal table that is too narrow, in this order.
+# Dropped from a terminal table that is too narrow, in this order; before them p_k down to p_3.
 EXPENDABLE = (
-    "p_8",
-    "p_7",
-    "p_6",
-    "p_5",
-    "p_4",
-    "p_3",
     "output_tokens",
     "acceptance_rate",
     "p_2",
@@ -38,7 +32,7 @@ def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
     sampled += ", ignore_eos" if sampling["ignore_eos"] else ""
     lines = [
         (
-            f"{run['config']['model']} on {hardware}; vLLM {run['vllm'] or 'already up'}; "
+            f"{run['config']['model']} on {hardware}; vLLM {run['vllm'] or '(not started here)'}; "
             f"{sampled}; schedule {run['config']['schedule']}; run {run['id']}"
         ),
     ]
@@ -67,7 +61,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         lines += [f"{where}: {flag.finding} [{flag.check}]" for flag in row.flags]
         if row.problem:
             lines.append(f"{where}: {row.problem.splitlines()[0]}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def as_markdown(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -91,17 +85,15 @@ def _escaped(text: str) -> str:
 
 def as_csv(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """All columns under their script names; an empty cell where there is nothing."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(_record(rows[0])) if rows else ["method"])
-    writer.writeheader()
-    everything = [_record(row) for row in rows]
-    names = list(dict.fromkeys(name for record in everything for name in record))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n")
-    writer.writeheader()
-    for record in everything:
+    records = _records(rows)
+    for record in records:
         record["flags"] = "; ".join(flag["finding"] for flag in record["flags"])
-        writer.writerow(record)
+    out = io.StringIO()
+    writer = csv.DictWriter(
+        out, fieldnames=list(records[0]) if records else [], lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(records)
     return out.getvalue()
 
 
@@ -110,13 +102,21 @@ def as_json(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
     document = {
         "schema": SCHEMA,
         "run": {key: run[key] for key in ("id", "config", "machine", "vllm", "prompt_sets")},
-        "rows": [_record(row) for row in rows],
+        "rows": _records(rows),
     }
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _record(row: Row) -> dict[str, Any]:
-    metrics, acceptance = row.metrics, row.metrics.acceptance
+def _records(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows for scripts; all have the same keys."""
+    depth = deepest(rows)
+    return [_record(row, depth) for row in rows]
+
+
+def _record(row: Row, depth: int) -> dict[str, Any]:
+    metrics = row.metrics
+    acceptance = metrics.acceptance if row.k else None
+    positions = (acceptance and acceptance.positions) or ()
     tpot = row.speedup.tpot if row.speedup else None
     latency = row.speedup.latency if row.speedup else None
     return {
@@ -136,11 +136,11 @@ def _record(row: Row) -> dict[str, Any]:
         "ttft_ms": metrics.ttft_ms,
         "tpot_ms": metrics.tpot_ms,
         "tokens_per_s": metrics.tokens_per_s,
-        "acceptance_length": acceptance.length if acceptance and row.k else None,
-        "acceptance_length_per_draft": acceptance.length_per_draft if acceptance else None,
-        "acceptance_rate": acceptance.rate if acceptance else None,
-        "acceptance_source": acceptance.source if acceptance and row.k else None,
-        **{f"p_{i + 1}": p for i, p in enumerate((acceptance and acceptance.positions) or ())},
+        "acceptance_length": acceptance and acceptance.length,
+        "acceptance_length_per_draft": acceptance and acceptance.length_per_draft,
+        "acceptance_rate": acceptance and acceptance.rate,
+        "acceptance_source": acceptance and acceptance.source,
+        **{f"p_{i + 1}": positions[i] if i < len(positions) else None for i in range(depth)},
         "speedup": 1.0 if row.is_baseline else tpot and tpot.value,
         "speedup_low": tpot and tpot.low,
         "speedup_high": tpot and tpot.high,
@@ -158,7 +158,8 @@ def as_table(run: Mapping[str, Any], rows: Sequence[Row], *, width: int, colour:
 
     shown = columns(rows)
     texts = {c.key: [cell(c, row) for row in rows] for c in shown}
-    for key in ("", *EXPENDABLE):
+    deep = [f"p_{i}" for i in range(deepest(rows), 2, -1)]
+    for key in ("", *deep, *EXPENDABLE):
         shown = [c for c in shown if c.key != key]
         if _width(shown, texts) <= width:
             break
@@ -173,8 +174,7 @@ def as_table(run: Mapping[str, Any], rows: Sequence[Row], *, width: int, colour:
         if previous not in (None, group):
             table.add_row()
         previous = group
-        cells = [Text(texts[c.key][i], style=_style(c, row)) for c in shown]
-        table.add_row(*cells)
+        table.add_row(*(Text(texts[c.key][i], style=_style(c, row)) for c in shown))
     out = io.StringIO()
     console = Console(
         file=out,
@@ -192,7 +192,9 @@ def as_table(run: Mapping[str, Any], rows: Sequence[Row], *, width: int, colour:
 
 
 def _width(shown: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> int:
-    wide = [max([len(c.head), *map(len, texts[c.key])]) for c in shown]
+    from rich.cells import cell_len
+
+    wide = [max(map(cell_len, (c.head, *texts[c.key]))) for c in shown]
     return sum(wide) + len(wide) - 1
 
 

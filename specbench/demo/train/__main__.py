@@ -115,7 +115,6 @@ def _generate_in_waves(
                 minutes=minutes,
                 first=index,
                 stride=GENERATORS,
-                fewest_alive=1 if finish else None,
             )
             for index in range(GENERATORS)
         ],

@@ -1,15 +1,18 @@
 """The target's own answers to the training prompts, with its hidden state at every token.
 
-All prompts of a wave advance one token at a time together, which keeps the matrices tall without
-any padding. Two single-threaded processes are faster than one with two threads: each takes every
+The batch stays full: where sequences have ended, the next prompts start, in groups that keep a
+cache each. Two single-threaded processes are faster than one with two threads: each takes every
 second wave.
 """
 
 import argparse
+import random
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -23,8 +26,8 @@ from specbench.demo.train.workers import exit_code
 POSITIONS = 448  # tokens; the longest sequence, prompt included
 SAMPLED_FROM = 200  # most likely tokens, at a temperature above 0
 LONGEST_USER_TURN = 96  # tokens, when the model writes the user's turn too
-COMPACT_BELOW = 0.85  # of a wave's rows still alive: their cache is moved together
-COMPACT_EVERY = 16  # tokens; the latest time to do so
+SLOTS = 192  # sequences that grow together; more need more memory and are hardly faster
+GROUPS = 6  # that fill the slots; with more, smaller ones, each sequence costs more
 
 
 @dataclass(frozen=True)
@@ -59,27 +62,47 @@ class _Sequence:
     """One sequence as it grows."""
 
     prompt: TrainingPrompt
-    positions: int  # that there is room for
+    target: InitVar[Target]
+    wave: int
+    dice: random.Random  # its own: what it samples must not depend on what runs beside it
     tokens: list[int] = field(init=False)
     own: list[bool] = field(init=False)
+    states: Tensor = field(init=False)  # bf16 [positions, hidden]
+    fed: int = field(init=False, default=0)  # tokens whose states are known
     limit: int = field(init=False)  # tokens at which it is finished
     in_user_turn: bool = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, target: Target) -> None:
         self.tokens = list(self.prompt.ids)
         self.own = [False] * len(self.tokens)
+        self.states = torch.empty(target.positions, target.shape.hidden, dtype=torch.bfloat16)
         self.in_user_turn = self.prompt.magpie
-        self.limit = self.positions
+        self.limit = target.positions
         if not self.in_user_turn:
             self._allow_answer()
 
     def _allow_answer(self) -> None:
-        self.limit = min(self.positions, len(self.tokens) + self.prompt.max_new)
+        self.limit = min(len(self.states), len(self.tokens) + self.prompt.max_new)
 
     @property
     def temperature(self) -> float:
         """User turns are always sampled, or they would all be the same."""
         return 1.0 if self.in_user_turn else self.prompt.temp
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its tokens have their states."""
+        return self.fed >= self.limit
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the model has to choose the next token."""
+        return self.fed == len(self.tokens) and not self.finished
+
+    def take(self, states: Tensor) -> None:
+        """Take up the *states* [tokens, hidden] of the tokens fed last."""
+        self.states[self.fed : self.fed + len(states)] = states
+        self.fed += len(states)
 
     def append(self, token: int, chat: ChatTokens) -> None:
         """Take up a *token* that the model chose."""
@@ -100,104 +123,104 @@ class _Sequence:
         self.in_user_turn = False
         self._allow_answer()
 
-    def pad_to(self, length: int, chat: ChatTokens) -> None:
-        """Give a finished sequence that is still in the batch something to be fed."""
-        while len(self.tokens) < length:
-            self.tokens.append(chat.end_of_turn)
-            self.own.append(False)
+    def example(self) -> Example:
+        """What a wave keeps of it."""
+        return Example(
+            tokens=torch.tensor(self.tokens[: self.limit]),
+            own=torch.tensor(self.own[: self.limit]),
+            hidden=self.states[: self.limit],
+            kind=self.prompt.kind,
+        )
 
 
-def choose(logits: Tensor, temperatures: Sequence[float]) -> list[int]:
-    """A token for each row of *logits* [N, vocab]: the likeliest at temperature 0, else sampled."""
-    chosen = logits.argmax(-1)
-    heat = torch.tensor(temperatures)
+@dataclass
+class _Group:
+    """Sequences that started together, in the order of their cache's rows."""
+
+    sequences: list[_Sequence]
+    cache: Cache
+
+    def drop_finished(self) -> list[_Sequence]:
+        """Take the finished sequences out; they are returned."""
+        finished = []
+        for row in reversed(range(len(self.sequences))):
+            if self.sequences[row].finished:
+                self.cache.drop(row)
+                finished.append(self.sequences[row])
+                self.sequences[row] = self.sequences[-1]
+                self.sequences.pop()
+        return finished
+
+
+def choose(logits: Tensor, temperatures: Sequence[float], dice: Sequence[float]) -> list[int]:
+    """A token for each row of *logits* [N, vocab]: the likeliest at temperature 0, else sampled.
+
+    *dice* are uniform in [0, 1), one for each row.
+    """
+    chosen = logits.numpy().argmax(-1)  # torch takes ten times as long
+    heat, die = torch.tensor(temperatures), torch.tensor(dice)
     hot = (heat > 0).nonzero()[:, 0]
     if len(hot):
         count = min(SAMPLED_FROM, logits.shape[-1])
         values, ids = (logits[hot] / heat[hot, None]).topk(count, -1)
-        chosen[hot] = ids.gather(1, torch.multinomial(values.softmax(-1), 1))[:, 0]
+        shares = values.softmax(-1).cumsum(-1)
+        picked = torch.searchsorted(shares, die[hot, None], right=True).clamp(max=count - 1)
+        chosen[hot] = ids.gather(1, picked)[:, 0]
     return [int(token) for token in chosen]
 
 
-def generate_wave(
-    target: Target,
-    chat: ChatTokens,
-    prompts: Sequence[TrainingPrompt],
-    cache: Cache,
-    *,
-    fewest_alive: int,
-) -> list[Example]:
-    """Answer *prompts* together and return the sequences in their order.
-
-    Stops when fewer than *fewest_alive* are unfinished: a few long ones are not worth the wait,
-    and are cut off. *cache* needs a row for each prompt.
-    """
-    sequences = [_Sequence(prompt, target.positions) for prompt in prompts]
-    alive = list(range(len(sequences)))
-    hidden = torch.zeros(
-        len(sequences), target.positions, target.shape.hidden, dtype=torch.bfloat16
-    )
-    position = 0
+def grow(
+    target: Target, chat: ChatTokens, waiting: Iterator[_Sequence], slots: int = SLOTS
+) -> Iterator[_Sequence]:
+    """Grow the sequences that are *waiting*, up to *slots* at once; each comes back as it ends."""
+    groups: list[_Group] = []
+    size = max(1, slots // GROUPS)
     with torch.no_grad():
-        for position in range(target.positions):
-            fed = torch.tensor([sequences[index].tokens[position] for index in alive])
-            state = target.step(fed, position, cache)
-            hidden[alive, position] = state.bfloat16()
-            _continue(target, chat, [sequences[index] for index in alive], state, position)
-            unfinished = [
-                row for row, index in enumerate(alive) if position + 1 < sequences[index].limit
-            ]
-            if len(unfinished) < fewest_alive:
-                break
-            if _worth_compacting(len(unfinished), len(alive), position):
-                _compact(cache, unfinished, position + 1)
-                alive = [alive[row] for row in unfinished]
-            for index in alive:
-                sequences[index].pad_to(position + 2, chat)
-    return [
-        _example(sequence, states, position + 1)
-        for sequence, states in zip(sequences, hidden, strict=True)
-    ]
+        while True:
+            free = slots - sum(len(group.sequences) for group in groups)
+            if free >= size and (new := list(islice(waiting, size))):
+                groups.append(_begin(target, chat, new))
+            elif groups:
+                _step(target, chat, groups)
+            else:
+                return
+            for group in groups:
+                yield from group.drop_finished()
+            groups = [group for group in groups if group.sequences]
 
 
-def _continue(
-    target: Target, chat: ChatTokens, sequences: list[_Sequence], state: Tensor, position: int
-) -> None:
-    """Choose the next token of those *sequences* whose known tokens end at *position*."""
-    waiting = [row for row, one in enumerate(sequences) if len(one.tokens) == position + 1]
-    if not waiting:
+def _begin(target: Target, chat: ChatTokens, sequences: list[_Sequence]) -> _Group:
+    """Feed the prompts of *sequences*, and choose the first token of each."""
+    cache, states = target.begin([one.tokens[: one.limit] for one in sequences])
+    for one, known in zip(sequences, states, strict=True):
+        one.take(known)
+    _continue(target, chat, sequences, torch.stack([known[-1] for known in states]))
+    return _Group(sequences, cache)
+
+
+def _step(target: Target, chat: ChatTokens, groups: list[_Group]) -> None:
+    """Feed one token to each sequence of *groups*, and choose the next where it is not known."""
+    sequences = [one for group in groups for one in group.sequences]
+    fed = torch.tensor([one.tokens[one.fed] for one in sequences])
+    states = target.step(fed, [group.cache for group in groups])
+    for one, state in zip(sequences, states.bfloat16()[:, None], strict=True):
+        one.take(state)
+    _continue(target, chat, sequences, states)
+
+
+def _continue(target: Target, chat: ChatTokens, sequences: list[_Sequence], states: Tensor) -> None:
+    """Choose the next token of those *sequences* that wait for it, from their last *states*."""
+    rows = [row for row, one in enumerate(sequences) if one.waiting]
+    if not rows:
         return
-    logits = target.logits(state if len(waiting) == len(sequences) else state[waiting])
-    tokens = choose(logits, [sequences[row].temperature for row in waiting])
-    for row, token in zip(waiting, tokens, strict=True):
-        sequences[row].append(token, chat)
-
-
-def _worth_compacting(unfinished: int, alive: int, position: int) -> bool:
-    late = unfinished < alive and position % COMPACT_EVERY == 0
-    return unfinished < alive * COMPACT_BELOW or late
-
-
-def _compact(cache: Cache, rows: list[int], length: int) -> None:
-    """Move the first *length* positions of *rows* to the front of *cache*."""
-    picked = torch.tensor(rows)
-    for part in (tensor for layer in cache for tensor in layer):
-        part[: len(rows), :, :length] = part[picked, :, :length]
-
-
-def _example(sequence: _Sequence, hidden: Tensor, computed: int) -> Example:
-    length = min(sequence.limit, len(sequence.tokens), computed)
-    return Example(
-        tokens=torch.tensor(sequence.tokens[:length]),
-        own=torch.tensor(sequence.own[:length]),
-        hidden=hidden[:length],
-        kind=sequence.prompt.kind,
+    asked = [sequences[row] for row in rows]
+    tokens = choose(
+        target.logits(states[rows]),
+        [one.temperature for one in asked],
+        [one.dice.random() for one in asked],
     )
-
-
-def worth_waiting_for(prompts: int) -> int:
-    """How many unfinished sequences of a wave of *prompts* still fill the matrices well."""
-    return max(1, min(prompts // 2, max(12, prompts // 10)))
+    for one, token in zip(asked, tokens, strict=True):
+        one.append(token, chat)
 
 
 def generate_waves(
@@ -210,40 +233,49 @@ def generate_waves(
     first: int = 0,
     stride: int = 1,
     seconds: float = float("inf"),
-    fewest_alive: int | None = None,
+    slots: int = SLOTS,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Write the waves *first*, *first* + *stride*, ... of *prompts* to *out*; return their tokens.
 
-    A wave that exists is skipped. No wave is begun after *seconds*. *fewest_alive* is as in
-    `generate_wave`, worked out from the size of the wave by default. A wave's samples depend on
-    its number alone.
+    A wave is written when its last sequence ends, while those of the next waves grow already. One
+    that exists is skipped. No wave is begun after *seconds*. What a prompt's sequence samples
+    depends on the prompt's index alone.
     """
     out.mkdir(parents=True, exist_ok=True)
-    cache = target.new_cache(min(wave_size, len(prompts)))
     begin, total = clock(), 0
     waves = range(first, -(-len(prompts) // wave_size), stride)
-    for number in waves:
-        path = out / wave_name(number, wave_size)
-        if path.exists():
-            say(f"wave {number}: there already")
+    begun: dict[int, list[_Sequence]] = {}
+    left: Counter[int] = Counter()  # of each wave that has begun, unfinished sequences
+
+    def waiting() -> Iterator[_Sequence]:
+        for number in waves:
+            if (out / wave_name(number, wave_size)).exists():
+                say(f"wave {number}: there already")
+                continue
+            if clock() - begin >= seconds:
+                return
+            places = range(number * wave_size, min((number + 1) * wave_size, len(prompts)))
+            begun[number] = [
+                _Sequence(prompts[place], target, number, random.Random(place)) for place in places
+            ]
+            left[number] = len(places)
+            # Neighbours start together, which is cheapest when they are as long.
+            yield from sorted(begun[number], key=lambda one: len(one.tokens))
+
+    for ended in grow(target, chat, waiting(), slots):
+        left[ended.wave] -= 1
+        if left[ended.wave]:
             continue
-        if clock() - begin >= seconds:
-            break
-        wave_begin = clock()
-        batch = prompts[number * wave_size : (number + 1) * wave_size]
-        fewest = worth_waiting_for(len(batch)) if fewest_alive is None else fewest_alive
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number)
-            examples = generate_wave(target, chat, batch, cache, fewest_alive=fewest)
-        write_wave(path, examples)
+        examples = [one.example() for one in begun.pop(ended.wave)]
+        write_wave(out / wave_name(ended.wave, wave_size), examples)
         tokens = sum(len(example.tokens) for example in examples)
         total += tokens
-        took = clock() - wave_begin
+        took = clock() - begin
         say(
-            f"wave {number} of {waves.stop}: {tokens} tokens in {took:.0f} s "
-            f"({tokens / max(took, 1e-9):.0f} tokens/s); {total} since {clock() - begin:.0f} s"
+            f"wave {ended.wave} of {waves.stop}: {tokens} tokens; {total} since {took:.0f} s "
+            f"({total / max(took, 1e-9):.0f} tokens/s)"
         )
     return total
 
@@ -258,12 +290,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--first", type=int, default=0, help="number of the first wave")
     parser.add_argument("--stride", type=int, default=1, help="how many processes share the waves")
-    parser.add_argument(
-        "--fewest-alive", type=int, help="end a wave below so many; 1 lets every answer end"
-    )
-    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     generate_waves(
         Target.load(args.target, POSITIONS),
         read_chat_tokens(args.target),
@@ -273,7 +301,6 @@ def main() -> None:
         first=args.first,
         stride=args.stride,
         seconds=60 * args.minutes,
-        fewest_alive=args.fewest_alive,
         say=lambda line: print(line, flush=True),
     )
 

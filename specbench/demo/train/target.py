@@ -1,4 +1,4 @@
-"""The frozen target in plain fp32 torch: one token at a time with a cache, or whole texts at once.
+"""The frozen target in plain fp32: one token at a time with a cache, or whole texts at once.
 
 fp32 because on a CPU without bf16 matrix units its matrix products run twice as fast. Both paths
 return hidden states after the final norm: what the logits are made of, and what vLLM hands to an
@@ -6,7 +6,7 @@ EAGLE head.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from specbench.errors import UserError
 
-Cache = list[
-    tuple[Tensor, Tensor]
-]  # keys and values of each layer: [B, kv_heads, length, head_dim]
+GROW_BY = 64  # positions; how much room a full cache is given
+FORWARD_TOKENS = 1024  # how many run through a layer together: more would leave the CPU's caches
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,10 @@ class Rotary:
         length = heads.shape[-2]
         return heads * self.cos[:length] + _quarter_turn(heads) * self.sin[:length]
 
-    def at(self, heads: Tensor, position: int) -> Tensor:
-        """Rotate *heads* [..., head_dim], all of them at one *position*."""
-        return heads * self.cos[position] + _quarter_turn(heads) * self.sin[position]
+    def at(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Rotate *heads* [N, heads, head_dim], whose rows are at *positions* [N]."""
+        cos, sin = self.cos[positions, None], self.sin[positions, None]
+        return heads * cos + _quarter_turn(heads) * sin
 
 
 def _quarter_turn(heads: Tensor) -> Tensor:
@@ -164,6 +165,50 @@ def _joined_layer(weights: dict[str, Tensor], index: int) -> _Layer:
     )
 
 
+class Cache:
+    """The keys and values of texts that grow together, by one token each at every step.
+
+    The texts end at the same column; the shorter ones begin at a later one.
+    """
+
+    def __init__(self, shape: Shape, lengths: Sequence[int]) -> None:
+        self.length = max(lengths)  # the columns in use
+        self.starts = self.length - torch.tensor(lengths)
+        size = (2, len(lengths), shape.kv_heads, self.length + GROW_BY, shape.head_dim)
+        self.layers = [torch.zeros(size) for _ in range(shape.layers)]  # 2: keys and values
+
+    def __len__(self) -> int:
+        """How many texts there are."""
+        return len(self.starts)
+
+    def positions(self) -> Tensor:
+        """Where the next token of each text stands."""
+        return self.length - self.starts
+
+    def mask(self) -> Tensor:
+        """What to add to the attention scores of the next tokens [B * kv_heads, 1, columns]."""
+        before = torch.arange(self.length + 1) < self.starts[:, None]
+        mask = torch.zeros(before.shape).masked_fill(before, -torch.inf)
+        return mask.repeat_interleave(self.layers[0].shape[2], 0)[:, None]
+
+    def make_room(self) -> None:
+        """Grow where there is no column left."""
+        if self.length < self.layers[0].shape[3]:
+            return
+        for index, layer in enumerate(self.layers):
+            self.layers[index] = functional.pad(layer[:, : len(self)], (0, 0, 0, GROW_BY))
+
+    def drop(self, row: int) -> None:
+        """Forget the text in *row*; the last one takes its place."""
+        last = len(self) - 1
+        if row < last:
+            begin = int(self.starts[last])
+            self.starts[row] = begin
+            for layer in self.layers:
+                layer[:, row, :, begin : self.length] = layer[:, last, :, begin : self.length]
+        self.starts = self.starts[:last]
+
+
 class Target:
     """A Llama model that is only ever read from; its callers switch gradients off."""
 
@@ -182,61 +227,117 @@ class Target:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocab] of final hidden states [..., hidden]."""
-        return functional.linear(hidden, self.embedding)
+        return product(hidden, self.embedding)
 
-    def new_cache(self, batch: int) -> Cache:
-        """An empty cache for *batch* texts of `positions` tokens."""
-        size = (batch, self.shape.kv_heads, self.positions, self.shape.head_dim)
-        return [(torch.empty(size), torch.empty(size)) for _ in self._layers]
-
-    def step(self, tokens: Tensor, position: int, cache: Cache) -> Tensor:
-        """Feed *tokens* [B], all at *position*, and return their final hidden states [B, hidden].
-
-        *cache* holds the positions before and takes this one, in its first B rows.
-        """
-        shape, batch = self.shape, len(tokens)
+    def step(self, tokens: Tensor, caches: Sequence[Cache]) -> Tensor:
+        """Feed *tokens* [N], one to each text of all *caches*; their final states [N, hidden]."""
+        shape = self.shape
         rotated = shape.heads + shape.kv_heads
-        grouped = (batch, shape.kv_heads, shape.queries_per_key, shape.head_dim)
-        state = self.embedding[tokens]
-        for layer, (keys, values) in zip(self._layers, cache, strict=True):
-            qkv = functional.linear(self._norm(state, layer.input_norm), layer.qkv)
-            qkv = qkv.view(batch, rotated + shape.kv_heads, shape.head_dim)
-            query_key = self._rotary.at(qkv[:, :rotated], position)
-            keys[:batch, :, position] = query_key[:, shape.heads :]
-            values[:batch, :, position] = qkv[:, rotated:]
-            # The queries that share a key head are the rows of one small attention each.
-            attended = functional.scaled_dot_product_attention(
-                query_key[:, : shape.heads].reshape(grouped),
-                keys[:batch, :, : position + 1],
-                values[:batch, :, : position + 1],
-            )
-            state = state + functional.linear(attended.reshape(batch, -1), layer.out)
-            state = state + self._mlp(state, layer)
-        return self._norm(state, self._final_norm)
+        sizes = [len(cache) for cache in caches]
+        masks = [cache.mask() for cache in caches]
+        positions = torch.cat([cache.positions() for cache in caches])
+        for cache in caches:
+            cache.make_room()
+
+        def attend(index: int, qkv: Tensor) -> Tensor:
+            heads = qkv.view(len(tokens), -1, shape.head_dim)
+            heads[:, :rotated] = self._rotary.at(heads[:, :rotated], positions)
+            query, key_value = heads.split([shape.heads, 2 * shape.kv_heads], 1)
+            key_value = key_value.unflatten(1, (2, -1)).transpose(0, 1)
+            parts = zip(caches, masks, query.split(sizes), key_value.split(sizes, 1), strict=True)
+            attended = []
+            for cache, mask, ask, new in parts:
+                seen = cache.layers[index][:, : len(cache), :, : cache.length + 1]
+                seen[:, :, :, -1] = new
+                keys, values = seen.flatten(1, 2)
+                attended.append(_attend_to(keys, values, ask, mask))
+            return torch.cat(attended)
+
+        states = self._run(tokens, attend)
+        for cache in caches:
+            cache.length += 1
+        return states
+
+    def begin(self, texts: Sequence[Sequence[int]]) -> tuple[Cache, list[Tensor]]:
+        """A cache that holds *texts*, and the final states [length, hidden] of each.
+
+        Cheapest where neighbours are about as long.
+        """
+        cache = Cache(self.shape, [len(text) for text in texts])
+        states: list[Tensor] = []
+        while len(states) < len(texts):
+            done = len(states)
+            rows = max(1, FORWARD_TOKENS // len(texts[done]))
+            tokens = pad_sequence([torch.tensor(text) for text in texts[done : done + rows]], True)
+            found, keys_values = self._forward(tokens)
+            for row, text in enumerate(texts[done : done + rows]):
+                states.append(found[row, : len(text)])
+                columns = slice(cache.length - len(text), cache.length)
+                for layer, new in zip(cache.layers, keys_values, strict=True):
+                    layer[:, done + row, :, columns] = new[:, row, :, : len(text)]
+        return cache, states
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Final hidden states [B, L, hidden] of whole texts *tokens* [B, L], padded at the end."""
+        return self._forward(tokens)[0]
+
+    def _forward(self, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The final states, and each layer's keys and values [2, B, kv_heads, L, head_dim]."""
         shape, (batch, length) = self.shape, tokens.shape
         rotated, group = shape.heads + shape.kv_heads, shape.queries_per_key
-        state = self.embedding[tokens]
-        for layer in self._layers:
-            qkv = functional.linear(self._norm(state, layer.input_norm), layer.qkv)
-            qkv = qkv.view(batch, length, -1, shape.head_dim).transpose(1, 2)
-            query_key = self._rotary.rows(qkv[:, :rotated])
+        found = []
+
+        def attend(_index: int, qkv: Tensor) -> Tensor:
+            heads = qkv.view(batch, length, -1, shape.head_dim).transpose(1, 2)
+            heads[:, :rotated] = self._rotary.rows(heads[:, :rotated])
+            query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
+            found.append(torch.stack([key, value]))
             attended = functional.scaled_dot_product_attention(
-                query_key[:, : shape.heads],
-                query_key[:, shape.heads :].repeat_interleave(group, 1),
-                qkv[:, rotated:].repeat_interleave(group, 1),
+                query,
+                key.repeat_interleave(group, 1),
+                value.repeat_interleave(group, 1),
                 is_causal=True,
             )
-            attended = attended.transpose(1, 2).reshape(batch, length, -1)
-            state = state + functional.linear(attended, layer.out)
-            state = state + self._mlp(state, layer)
+            return attended.transpose(1, 2).reshape(batch * length, -1)
+
+        states = self._run(tokens.flatten(), attend)
+        return states.view(batch, length, -1), found
+
+    def _run(self, tokens: Tensor, attend: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """The final states of *tokens* [N].
+
+        *attend* makes attention outputs [N, hidden] of a layer's index and its joined queries,
+        keys and values, which it may overwrite.
+        """
+        state = self.embedding[tokens]
+        for index, layer in enumerate(self._layers):
+            qkv = product(self._norm(state, layer.input_norm), layer.qkv)
+            state += product(attend(index, qkv), layer.out)
+            gate_up = product(self._norm(state, layer.post_norm), layer.gate_up)
+            gate, up = gate_up.chunk(2, -1)
+            state += product(functional.silu(gate).mul_(up), layer.down)
         return self._norm(state, self._final_norm)
 
     def _norm(self, state: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(state, (self.shape.hidden,), weight, self.shape.norm_eps)
 
-    def _mlp(self, state: Tensor, layer: _Layer) -> Tensor:
-        gate, up = functional.linear(self._norm(state, layer.post_norm), layer.gate_up).chunk(2, -1)
-        return functional.linear(functional.silu(gate) * up, layer.down)
+
+def _attend_to(keys: Tensor, values: Tensor, query: Tensor, mask: Tensor) -> Tensor:
+    """Attention of *query* [B, heads, head_dim], one token each: [B, heads * head_dim].
+
+    *keys* and *values* are [B * kv_heads, columns, head_dim]. torch's own attention takes half as
+    long again for single tokens.
+    """
+    # The queries that share a key head are the rows of one small matrix.
+    rows = query.reshape(len(keys), -1, query.shape[-1])
+    scores = torch.baddbmm(mask, rows, keys.transpose(1, 2), alpha=query.shape[-1] ** -0.5)
+    return torch.bmm(scores.softmax(-1), values).view(len(query), -1)
+
+
+def product(inputs: Tensor, weight: Tensor) -> Tensor:
+    """*inputs* [..., in] through a linear layer's *weight* [out, in].
+
+    By numpy, on the same memory: its OpenBLAS is faster than torch's MKL on an AMD CPU.
+    """
+    rows = inputs.reshape(-1, inputs.shape[-1]).numpy()
+    return torch.from_numpy(rows @ weight.numpy().T).view(*inputs.shape[:-1], -1)

@@ -76,7 +76,7 @@ def _start(worker: Worker) -> _Running:
             stdout=log,
             stderr=subprocess.STDOUT,
             # One thread each: OpenMP's barriers cost more than a second thread brings.
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops them
         )
     return _Running(worker, process, worker.log.open(encoding="utf-8", errors="replace"))

@@ -1,0 +1,307 @@
+"""The command line as a shell sees it: exit codes, stdout and stderr."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from specbench.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+HELP = ROOT / "specbench" / "help.txt"
+
+
+@dataclass
+class Done:
+    """What a command left: its exit code and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def specbench(*args: str, cwd: Path | None = None) -> Done:
+    """Run the console script's `main` in this process (an import of all costs a second)."""
+    out, err = io.StringIO(), io.StringIO()
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["specbench", *args])
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("SPECBENCH_DEBUG", "")
+        patch.chdir(cwd or ROOT)
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        with pytest.raises(SystemExit) as end:
+            main()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    code = end.value.code
+    return Done(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+
+def test_the_quick_help_is_what_typer_prints() -> None:
+    code = "from specbench.cli import app; app(['--help'], prog_name='specbench')"
+    env = {**os.environ, "COLUMNS": "80"}
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    assert HELP.read_text(encoding="utf-8") == printed.stdout
+    assert specbench("--help").stdout == printed.stdout
+
+
+@pytest.mark.parametrize("command", ["convert", "run", "report"])
+def test_every_command_has_help_with_examples(command: str) -> None:
+    done = specbench(command, "--help")
+    assert done.returncode == 0
+    assert f"specbench {command}" in done.stdout.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["run"], "Name a config"),
+        (["run", "--config", "eagle_k6"], "Did you mean eagle_k5?"),
+        (["run", "--config", "demo", "--set", "k"], "write KEY=VALUE"),
+        (["run", "--config", "demo", "--set", "speculation.9.k=1"], "item 9 is not there"),
+        (["run", "--config", "demo", "--set", "sampling.temprature=1"], "'temperature'"),
+        (["run", "--resume", "nowhere"], "holds no run"),
+        (["report"], "There is no run"),
+        (["report", "nowhere"], "holds no run"),
+        (["report", "--format", "pdf"], "write table or markdown or csv or json"),
+        (["convert", "nothing.jsonl"], "nothing.jsonl"),
+        (["convert", "humaneval", "--turns", "second"], "write first or all"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_2(args: list[str], said: str, tmp_path: Path) -> None:
+    done = specbench(*args, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert done.stderr.startswith("specbench: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "specbench", "--debug", "report"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_a_converted_file_reads_back_and_is_reported(tmp_path: Path) -> None:
+    question = '{"question_id": 1, "category": "c", "turns": ["one", "two"]}\n'
+    (tmp_path / "q.jsonl").write_text(
+        question * 1 + question.replace("1", "2", 1), encoding="utf-8"
+    )
+    done = specbench("convert", "q.jsonl", "--name", "mine", "--turns", "all", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "read 2, wrote 2, skipped 0" in done.stdout
+    done = specbench("convert", "datasets/mine.jsonl", "--check", cwd=tmp_path)
+    assert done.stdout == "datasets/mine.jsonl: 2 prompts\n"
+
+
+# --- runs against a stand-in engine --------------------------------------------------------------
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A folder with a prompt set, and an interpreter whose vLLM is the stand-in."""
+    package = tmp_path / "site" / "vllm"
+    (package / "engine").mkdir(parents=True)
+    (package / "config").mkdir()
+    (package / "__init__.py").touch()
+    (package / "_version.py").write_text("__version__ = '0.32.0'\n", encoding="utf-8")
+    (package / "engine" / "arg_utils.py").write_text(
+        "class EngineArgs:\n    model: str\n    dtype: str\n    enable_prefix_caching: bool\n",
+        encoding="utf-8",
+    )
+    (package / "config" / "speculative.py").write_text(
+        "SpeculativeMethod = Literal['eagle', 'ngram']\n"
+        "class SpeculativeConfig:\n    method: str\n    prompt_lookup_max: int\n",
+        encoding="utf-8",
+    )
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = -I ] && {{ shift; PYTHONPATH={tmp_path}/site exec {sys.executable} -S "$@"; }}\n'
+        f'exec {sys.executable} {ROOT}/tests/fake_vllm.py "$@"\n',
+        encoding="utf-8",
+    )
+    python.chmod(0o755)
+    (tmp_path / "datasets").mkdir()
+    lines = "".join(json.dumps({"text": f"prompt {i}"}) + "\n" for i in range(4))
+    (tmp_path / "datasets" / "four.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "c.yaml").write_text(
+        "model: some/model\n"
+        "speculation: {method: eagle, model: some/head, k: 3}\n"
+        "prompts: four\nmax_tokens: 24\n"
+        f"engine: {{python: {python}, env: {{FAKE_MODE: ok}}, startup_timeout_s: 20}}\n"
+        "load: {warmup: 1, stall_s: 0.5}\n",
+        encoding="utf-8",
+    )
+    return tmp_path
+
+
+def run(workplace: Path, *args: str, mode: str = "ok") -> Done:
+    set_mode = ["--set", f"engine.env.FAKE_MODE={mode}"]
+    return specbench("run", "--config", "c.yaml", *set_mode, *args, cwd=workplace)
+
+
+def leftovers(workplace: Path) -> list[str]:
+    """Processes that were started from *workplace* and still live."""
+    found = []
+    for proc in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            state = (proc / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            inside = Path(os.readlink(proc / "cwd")).is_relative_to(workplace)
+        except OSError:
+            continue
+        if inside and state != "Z":
+            found.append(command)
+    return found
+
+
+def kept_lines(cases: Path) -> list[str]:
+    """The requests that a run's folder holds."""
+    return [line for p in cases.glob("*/requests.jsonl") for line in p.read_text().splitlines()]
+
+
+def report_rows(workplace: Path) -> list[dict[str, object]]:
+    done = specbench("report", "--format", "json", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert isinstance(rows, list)
+    return rows
+
+
+def test_a_run_ends_in_a_table(workplace: Path) -> None:
+    done = run(workplace)
+    assert done.returncode == 0, done.stderr
+    eagle = next(row for row in report_rows(workplace) if row["method"] == "eagle")
+    assert eagle["requests"] == 4
+    assert eagle["output_tokens"] == 96
+    assert eagle["acceptance_length"] == pytest.approx(1 + 6 / 17)
+    assert eagle["flags"] == []
+    assert leftovers(workplace) == []
+
+
+def test_a_dry_run_prints_cases_and_command_lines_and_starts_nothing(workplace: Path) -> None:
+    done = run(workplace, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "eagle-k3.four.t24.c1.r0: 4 prompts" in done.stdout
+    assert '"num_speculative_tokens": 3' in done.stdout
+    assert "serve some/model" in done.stdout
+    assert not (workplace / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("exits", "not supported on this device"),
+        ("cut", "the stream was cut"),
+        ("empty", "sent no token"),
+        ("error", "EngineCore died"),
+        ("stalls", "no data for 0.5 s"),
+        ("dies", "illegal memory access"),
+        ("refuses", "maximum context length"),
+    ],
+)
+def test_an_engine_that_fails_is_a_named_failure_and_exit_3(
+    workplace: Path, mode: str, said: str
+) -> None:
+    done = run(workplace, "--set", "baseline=false", mode=mode)
+    assert done.returncode == 3, done.stderr
+    assert said in done.stderr
+    assert "specbench run --resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    for row in report_rows(workplace):
+        assert row["problem"], row
+        assert row["speedup"] in (None, 1.0)
+    assert leftovers(workplace) == []
+
+
+def test_an_engine_that_never_gets_ready_ends_at_its_limit(workplace: Path) -> None:
+    done = run(workplace, "--set", "engine.startup_timeout_s=1", mode="hangs")
+    assert done.returncode == 3
+    assert "was not ready after 1 s" in done.stderr
+    assert leftovers(workplace) == []
+
+
+def test_unreadable_counters_leave_acceptance_to_the_requests(workplace: Path) -> None:
+    assert run(workplace, mode="metrics-500").returncode == 0
+    eagle = report_rows(workplace)[1]
+    assert eagle["acceptance_source"] == "requests"
+    assert eagle["acceptance_length"] == pytest.approx(1 + 6 / 17)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_nothing_and_can_go_on(
+    workplace: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "specbench", "run", "--config", "c.yaml", "--run-id", "one"]
+    with (workplace / "err").open("wb") as err:
+        process = subprocess.Popen(command, cwd=workplace, stderr=err, stdout=err)
+    facts = workplace / "results" / "one" / "cases"
+    deadline = time.monotonic() + 30
+    while not list(facts.glob("*/requests.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    code = process.wait(30)
+    said = (workplace / "err").read_text(encoding="utf-8")
+    if number != signal.SIGKILL:
+        assert code == 130, said
+        assert "specbench run --resume results/one" in said
+    while leftovers(workplace) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert leftovers(workplace) == []
+    kept = kept_lines(facts)
+    done = specbench("run", "--resume", "results/one", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    after = kept_lines(facts)
+    assert set(kept) <= set(after)
+    assert len(after) == 8  # 2 arms x 4 prompts: none was measured twice
+
+
+def test_a_key_that_this_vllm_does_not_know_stops_before_anything_starts(workplace: Path) -> None:
+    done = run(workplace, "--set", "speculation.prompt_lookup_min=2")
+    assert done.returncode == 2
+    assert "the installed vLLM 0.32.0 does not know 'prompt_lookup_min'" in done.stderr
+    assert "'prompt_lookup_max'" in done.stderr
+
+
+def test_a_server_that_is_already_up_is_measured_without_a_launch(workplace: Path) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "fake_vllm.py"), "--port", "18123"]
+    server = subprocess.Popen([*command, "--served-model-name", "up"], stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        server.stdout.readline()
+        (workplace / "u.yaml").write_text(
+            "model: m\nspeculation: {method: eagle, model: h, k: 3}\nprompts: four\n"
+            "max_tokens: 24\nengine: {url: 'http://127.0.0.1:18123'}\n",
+            encoding="utf-8",
+        )
+        done = specbench("run", "--config", "u.yaml", cwd=workplace)
+        assert done.returncode == 0, done.stderr
+    finally:
+        server.kill()
+        server.communicate()
+    (row,) = report_rows(workplace)
+    assert (row["method"], row["requests"]) == ("eagle", 4)
+
+
+def test_a_tape_replays_a_run_without_an_engine(workplace: Path) -> None:
+    assert run(workplace, "--run-id", "tape").returncode == 0
+    before = report_rows(workplace)
+    sets = ["--set", "load.client=replay", "--set", "load.tape=results/tape"]
+    done = run(workplace, *sets, "--run-id", "again")
+    assert done.returncode == 0, done.stderr
+    after = report_rows(workplace)
+    assert [row["tpot_ms"] for row in before] == [row["tpot_ms"] for row in after]

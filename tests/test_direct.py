@@ -1,0 +1,226 @@
+"""The streaming client against a server that speaks vLLM's recorded wire format, well or badly."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+
+from specbench.config import Load, Sampling
+from specbench.load.direct import DirectClient
+from specbench.records import Prompt, RequestRecord
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+Serve = Callable[[str], str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(mode: str) -> str:
+        with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+            port = probe.getsockname()[1]
+        log = (tmp_path / "log").open("wb")
+        command = [sys.executable, str(FAKE), "--port", str(port), "--served-model-name", "m"]
+        running.append(
+            subprocess.Popen(command, env={**os.environ, "FAKE_MODE": mode}, stdout=log, stderr=log)
+        )
+        log.close()
+        for _ in range(500):
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/health")
+                break
+            except httpx.HTTPError:
+                time.sleep(0.02)
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def send(
+    url: str,
+    *prompts: Prompt,
+    concurrency: int = 1,
+    sampling: Sampling | None = None,
+    **load: float,
+) -> list[RequestRecord]:
+    client = DirectClient(
+        url=url,
+        served_model="m",
+        api_key="k",
+        sampling=sampling or Sampling(),
+        load=Load.model_validate(load),
+        start=4,
+    )
+    records: list[RequestRecord] = []
+    with closing(client):
+        client.send(prompts, max_tokens=24, concurrency=concurrency, on_record=records.append)
+    return records
+
+
+HELLO = Prompt(id="a", turns=("hello",), category="greetings")
+
+
+def test_a_good_answer_becomes_a_complete_record(serve: Serve) -> None:
+    (record,) = send(serve("ok"), HELLO)
+    assert record.error is None
+    assert (record.prompt_id, record.category, record.start) == ("a", "greetings", 4)
+    assert (record.prompt_tokens, record.output_tokens, record.token_source) == (38, 24, "usage")
+    assert len(record.chunk_ns) == 18
+    assert record.sent_ns < record.chunk_ns[0] < record.chunk_ns[-1] <= record.end_ns
+    assert record.spec is not None
+    assert record.spec.accepted == 6
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [
+        ("cut", "the stream was cut"),
+        ("dies", "the stream was cut"),
+        ("empty", "sent no token"),
+        ("error", "EngineCore died"),
+        ("refuses", "HTTP 400: This model's maximum context length is 2048."),
+    ],
+)
+def test_a_bad_answer_is_a_record_that_says_why(serve: Serve, mode: str, problem: str) -> None:
+    (record,) = send(serve(mode), HELLO)
+    assert problem in (record.error or "")
+    assert not record.ok
+
+
+def test_a_stall_ends_after_its_limit_and_keeps_what_came(serve: Serve) -> None:
+    started = time.monotonic()
+    (record,) = send(serve("stalls"), HELLO, stall_s=0.5)
+    assert record.error == "no data for 0.5 s (load.stall_s)"
+    assert len(record.chunk_ns) == 4
+    assert time.monotonic() - started < 5
+
+
+def test_a_server_that_is_not_there_is_a_failed_request() -> None:
+    (record,) = send("http://127.0.0.1:9", HELLO)
+    assert record.error is not None
+    assert "the request failed: ConnectError" in record.error
+
+
+class Recorder(BaseHTTPRequestHandler):
+    """Keeps what it is sent and answers each request with one token: its own number."""
+
+    protocol_version = "HTTP/1.1"
+    bodies: ClassVar[list[tuple[str, dict[str, Any], str | None]]] = []
+    in_flight = 0
+    most_in_flight = 0
+
+    def do_POST(self) -> None:
+        length = int(self.headers["content-length"])
+        body = json.loads(self.rfile.read(length))
+        type(self).in_flight += 1
+        type(self).most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.bodies.append((self.path, body, self.headers["authorization"]))
+        time.sleep(0.05)
+        choice = {
+            "index": 0,
+            "delta": {"content": f"answer {len(self.bodies)}"},
+            "text": f"answer {len(self.bodies)}",
+            "finish_reason": "stop",
+        }
+        data = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        type(self).in_flight -= 1
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def recorder() -> Iterator[tuple[str, type[Recorder]]]:
+    from http.server import ThreadingHTTPServer
+
+    handler = type("Fresh", (Recorder,), {"bodies": [], "in_flight": 0, "most_in_flight": 0})
+    server: HTTPServer = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_sampling_is_sent_whole_with_every_request(
+    recorder: tuple[str, type[Recorder]],
+) -> None:
+    url, handler = recorder
+    send(url, HELLO)
+    path, body, authorization = handler.bodies[0]
+    assert path == "/v1/chat/completions"
+    assert authorization == "Bearer k"
+    assert body == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "max_tokens": 24,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "seed": 0,
+        "ignore_eos": False,
+        "stop": None,
+    }
+
+
+def test_a_second_turn_holds_the_engines_own_first_answer(
+    recorder: tuple[str, type[Recorder]],
+) -> None:
+    url, handler = recorder
+    records = send(url, Prompt(id="81", turns=("one", "two")))
+    assert [r.turn for r in records] == [0, 1]
+    assert handler.bodies[1][1]["messages"] == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "answer 1"},
+        {"role": "user", "content": "two"},
+    ]
+
+
+def test_a_failed_turn_ends_its_conversation_only(serve: Serve) -> None:
+    records = send(serve("empty"), Prompt(id="81", turns=("one", "two")), HELLO)
+    assert [(r.prompt_id, r.turn) for r in records] == [("81", 0), ("a", 0)]
+
+
+def test_a_completion_is_sent_as_bare_text(recorder: tuple[str, type[Recorder]]) -> None:
+    url, handler = recorder
+    (record,) = send(url, Prompt(id="a", turns=("def f():",), style="completion"))
+    path, body, _ = handler.bodies[0]
+    assert path == "/v1/completions"
+    assert body["prompt"] == "def f():"
+    assert record.text == "answer 1"
+
+
+def test_concurrency_is_how_many_are_in_flight(recorder: tuple[str, type[Recorder]]) -> None:
+    url, handler = recorder
+    prompts = [Prompt(id=str(i), turns=("x",)) for i in range(8)]
+    assert len(send(url, *prompts, concurrency=4)) == 8
+    assert handler.most_in_flight == 4
+
+
+def test_one_connection_serves_a_sequence_of_requests(serve: Serve) -> None:
+    url = serve("ok")
+    records = send(url, *[Prompt(id=str(i), turns=("x",)) for i in range(5)])
+    assert all(r.ok for r in records)

@@ -1,0 +1,403 @@
+"""The same rows in every format: nothing made up, nothing hidden, nothing cut off."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from specbench.analysis.hygiene import Flag
+from specbench.analysis.metrics import Acceptance, CaseMetrics
+from specbench.analysis.rows import Row
+from specbench.analysis.speedup import Ratio, Speedup
+from specbench.render.columns import columns, speedup_text
+from specbench.render.report import FORMATS, as_csv, as_json, as_markdown, as_table
+
+RUN: dict[str, Any] = {
+    "id": "20260101-000000-demo",
+    "config": {
+        "model": "m",
+        "schedule": "interleaved",
+        "sampling": {"temperature": 0.0, "ignore_eos": False},
+    },
+    "machine": {"gpus": [], "cpu": "Some CPU", "cores": 2},
+    "vllm": "0.32.0",
+    "prompt_sets": {"humaneval": {"prompts": 6}},
+}
+NOTHING = CaseMetrics(0, 0, 0, 0, None, None, None, None, None, None)
+MEASURED = CaseMetrics(6, 0, 6, 288, 2345.6, 321.4, 43.21, 22.25, None, None)
+
+
+def accepted(*positions: int, drafts: int = 100) -> Acceptance:
+    tokens = drafts * len(positions)
+    return Acceptance("requests", drafts, tokens, sum(positions), 0, positions)
+
+
+def faster(value: float, low: float | None = None, high: float | None = None) -> Speedup:
+    ratio = Ratio(value, low, high, 6)
+    return Speedup(tpot=ratio, latency=ratio, pairs=6, unpaired=0)
+
+
+def row(k: int = 0, *, metrics: CaseMetrics = MEASURED, **more: Any) -> Row:  # noqa: ANN401
+    method = "eagle" if k else "vanilla"
+    plain = Row(
+        arm=f"eagle-k{k}" if k else "vanilla",
+        method=method,
+        k=k,
+        prompt_set="humaneval",
+        category=None,
+        max_tokens=48,
+        concurrency=1,
+        repeats=1,
+        metrics=metrics,
+        speedup=None,
+        is_baseline=not k,
+        flags=(),
+        problem=None,
+    )
+    return replace(plain, **more)
+
+
+def speculating(*positions: int) -> CaseMetrics:
+    return replace(MEASURED, acceptance=accepted(*positions))
+
+
+VANILLA = row()
+EAGLE = row(3, metrics=speculating(60, 30, 10), speedup=faster(1.5, 1.25, 1.75))
+FAILED = row(5, metrics=NOTHING, problem="The engine exited with 1.\nsecret log tail")
+FLAGGED = replace(EAGLE, flags=(Flag("missing", "4 of 80 requests measured"),))
+
+
+def keys(*rows: Row) -> list[str]:
+    return [column.key for column in columns(rows)]
+
+
+def table(*rows: Row, width: int = 200, run: dict[str, Any] = RUN) -> list[str]:
+    return as_table(run, rows, width=width, colour=False).splitlines()
+
+
+def heads(lines: Sequence[str]) -> list[str]:
+    return lines[0].split()
+
+
+def cells(markdown: str) -> list[list[str]]:
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def csv_rows(*rows: Row) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(as_csv(RUN, rows), newline="")))
+
+
+def json_rows(*rows: Row) -> list[dict[str, Any]]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    document = json.loads(as_json(RUN, rows), parse_constant=refuse)
+    found: list[dict[str, Any]] = document["rows"]
+    return found
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def test_columns_that_hold_nothing_are_left_out() -> None:
+    assert keys(VANILLA) == [
+        *("method", "k", "prompt_set", "requests", "output_tokens", "latency_ms", "ttft_ms"),
+        *("tpot_ms", "tokens_per_s", "speedup"),
+    ]
+    assert keys(VANILLA, EAGLE)[-6:] == [
+        *("acceptance_length", "acceptance_rate", "p_1", "p_2", "p_3", "speedup")
+    ]
+
+
+def test_the_figures_asked_for_stay_even_when_they_are_missing() -> None:
+    assert set(keys(FAILED)) >= {"requests", "latency_ms", "tokens_per_s", "speedup"}
+
+
+def test_an_axis_is_a_column_only_when_it_varies() -> None:
+    assert "max_tokens" not in keys(VANILLA, EAGLE)
+    assert "max_tokens" in keys(VANILLA, replace(VANILLA, max_tokens=512))
+    assert "concurrency" in keys(VANILLA, replace(VANILLA, concurrency=4))
+
+
+def test_the_arm_is_a_column_only_when_it_says_more_than_method_and_k() -> None:
+    assert "arm" not in keys(VANILLA, EAGLE)
+    assert "arm" in keys(VANILLA, replace(EAGLE, arm="my-head-k3"))
+
+
+def test_failures_are_a_column_only_when_there_are_some() -> None:
+    assert "failed" not in keys(VANILLA)
+    assert "failed" in keys(VANILLA, replace(VANILLA, metrics=replace(MEASURED, failed=1)))
+
+
+def test_acceptance_of_vanilla_is_missing_not_1() -> None:
+    drafted_nothing = replace(MEASURED, acceptance=Acceptance("counters", 0, 0, 0, 40, None))
+    (found,) = json_rows(row(metrics=drafted_nothing))
+    assert (found["acceptance_length"], found["acceptance_rate"]) == (None, None)
+    assert "acceptance_length" not in keys(row(metrics=drafted_nothing))
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (VANILLA, "1 (baseline)"),
+        (FAILED, "–"),
+        (EAGLE, "1.50x [1.25, 1.75]"),
+        (row(3, speedup=faster(1.5)), "1.50x"),
+        (row(3, speedup=faster(1.02, 0.97, 1.07)), "1.02x [0.97, 1.07] no difference shown"),
+        (FLAGGED, "1.50x [1.25, 1.75]?"),
+        (row(3, speedup=Speedup(None, None, 0, 6)), "–"),
+    ],
+)
+def test_a_speedup_comes_with_its_interval_and_its_doubts(shown: Row, text: str) -> None:
+    assert speedup_text(shown) == text
+
+
+# --- markdown ------------------------------------------------------------------------------------
+
+
+def test_markdown_is_a_table_worked_out_by_hand() -> None:
+    """60 + 30 + 10 accepted of 300 in 100 drafts: length 2.00, rate 0.33."""
+    found = cells(as_markdown(RUN, [VANILLA, EAGLE]))
+    assert found[0] == [
+        *("method", "k", "prompts", "reqs", "tokens", "latency ms", "TTFT ms", "TPOT ms"),
+        *("tok/s", "τ", "rate", "p1", "p2", "p3", "speed-up"),
+    ]
+    assert found[2] == [
+        *("vanilla", "0", "humaneval", "6", "288", "2,346", "321", "43.21", "22.2"),
+        *("–", "–", "–", "–", "–", "1 (baseline)"),
+    ]
+    assert found[3][-6:] == ["2.00", "0.33", "0.60", "0.30", "0.10", "1.50x [1.25, 1.75]"]
+
+
+def test_markdown_keeps_its_cells_whatever_stands_in_a_name() -> None:
+    odd = replace(VANILLA, prompt_set="a|b\n<script>")
+    (_, _, found) = cells(as_markdown(RUN, [odd]).replace("\\|", "PIPE"))
+    assert found[2] == "aPIPEb�&lt;script>"
+
+
+@pytest.mark.parametrize("form", ["markdown", "table"])
+def test_the_footer_says_what_the_numbers_are(form: str) -> None:
+    text = as_markdown(RUN, [EAGLE]) if form == "markdown" else "\n".join(table(EAGLE))
+    said = " ".join(text.split())
+    assert "m on Some CPU, 2 cores; vLLM 0.32.0; temperature 0; schedule interleaved" in said
+    assert "run 20260101-000000-demo" in said
+    assert "acceptance length: tokens per target step, bonus token included" in said
+    assert "(latency - TTFT) / (tokens - 1)" in said
+
+
+def test_the_footer_names_the_gpu_when_there_is_one() -> None:
+    machine = {"gpus": [{"name": "H200"}, {"name": "H200"}], "cpu": "Some CPU", "cores": 2}
+    assert "m on H200, H200; vLLM" in as_markdown({**RUN, "machine": machine}, [VANILLA])
+
+
+# --- every format --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "table"])
+def test_flags_and_failures_are_in_every_format(form: str) -> None:
+    rows = [VANILLA, FLAGGED, FAILED]
+    text = "\n".join(table(*rows)) if form == "table" else FORMATS[form](RUN, rows)
+    assert "4 of 80 requests measured" in text
+    assert "The engine exited with 1." in text
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "table"])
+def test_a_row_without_figures_shows_none(form: str) -> None:
+    """Case G1: no zero, no NaN, no None."""
+    failed = replace(FAILED, problem=None)
+    text = "\n".join(table(failed)) if form == "table" else FORMATS[form](RUN, [failed])
+    assert not re.search(r"\bnan\b|\bNone\b|\b0\.0+\b(?!,)", text.split("temperature")[0])
+
+
+def test_notes_hold_one_line_of_a_failure() -> None:
+    assert not any("secret log tail" in line for line in table(FAILED))
+    assert "secret log tail" not in as_markdown(RUN, [FAILED])
+
+
+def test_a_report_without_rows_is_still_a_report() -> None:
+    assert json_rows() == []
+    assert csv_rows() == []
+    assert cells(as_markdown(RUN, []))[0][:2] == ["method", "k"]
+    assert heads(table())[:2] == ["method", "k"]
+
+
+# --- csv and json --------------------------------------------------------------------------------
+
+
+def test_csv_has_an_empty_cell_where_there_is_nothing() -> None:
+    vanilla, eagle, failed = csv_rows(VANILLA, EAGLE, FAILED)
+    assert (vanilla["acceptance_length"], vanilla["p_1"], vanilla["speedup"]) == ("", "", "1.0")
+    assert (eagle["acceptance_length"], eagle["p_1"], eagle["speedup"]) == ("2.0", "0.6", "1.5")
+    assert (failed["latency_ms"], failed["speedup"], failed["requests"]) == ("", "", "0")
+
+
+def test_csv_joins_flags_in_words() -> None:
+    two = replace(FLAGGED, flags=(*FLAGGED.flags, Flag("bos", "two BOS tokens")))
+    assert csv_rows(two)[0]["flags"] == "4 of 80 requests measured; two BOS tokens"
+
+
+def test_csv_survives_commas_quotes_and_line_ends() -> None:
+    odd = replace(VANILLA, category='a,"b"\nc')
+    assert csv_rows(odd)[0]["category"] == 'a,"b"\nc'
+
+
+def test_csv_ends_lines_like_other_text_files() -> None:
+    assert "\r" not in as_csv(RUN, [VANILLA])
+    assert as_csv(RUN, [VANILLA]).startswith("arm,method,k,prompt_set,")
+
+
+def test_json_has_null_where_there_is_nothing() -> None:
+    vanilla, eagle, failed = json_rows(VANILLA, EAGLE, FAILED)
+    assert (vanilla["acceptance_length"], vanilla["p_3"]) == (None, None)
+    assert (eagle["acceptance_length"], eagle["p_3"]) == (2.0, 0.1)
+    assert (eagle["speedup"], eagle["speedup_low"], eagle["speedup_high"]) == (1.5, 1.25, 1.75)
+    assert (failed["latency_ms"], failed["speedup"], failed["problem"][:10]) == (
+        None,
+        None,
+        "The engine",
+    )
+
+
+def test_rows_for_scripts_all_have_the_same_keys() -> None:
+    one, other = json_rows(VANILLA, EAGLE)
+    assert list(one) == list(other)
+    assert list(csv_rows(VANILLA, EAGLE)[0]) == list(one)
+
+
+def test_json_says_which_schema_and_run_it_is_of() -> None:
+    document = json.loads(as_json(RUN, [VANILLA]))
+    assert (document["schema"], document["run"]["id"]) == (1, RUN["id"])
+
+
+def test_json_refuses_a_number_that_json_has_not() -> None:
+    broken = row(metrics=replace(MEASURED, latency_ms=float("nan")))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        as_json(RUN, [broken])
+
+
+# --- the terminal --------------------------------------------------------------------------------
+
+
+def test_the_table_lines_up() -> None:
+    lines = table(VANILLA, EAGLE)
+    assert heads(lines)[:4] == ["method", "k", "prompts", "reqs"]
+    assert lines[1].split()[:9] == [
+        *("vanilla", "0", "humaneval", "6", "288", "2,346", "321", "43.21", "22.2")
+    ]
+    column = lines[0].index("speed-up")
+    assert lines[1][column:].rstrip() == "1 (baseline)"
+    assert lines[2][column:].rstrip() == "1.50x [1.25, 1.75]"
+
+
+DEEP = row(
+    9, metrics=speculating(90, 80, 70, 60, 50, 40, 30, 20, 10), speedup=faster(1.5, 1.2, 1.9)
+)
+ORDER = [
+    *("p9", "p8", "p7", "p6", "p5", "p4", "p3", "tokens", "rate", "p2", "p1"),
+    *("TTFT ms", "reqs", "latency ms", "TPOT ms"),
+]
+
+
+def test_a_narrow_terminal_loses_columns_in_the_stated_order() -> None:
+    lost: list[str] = []
+    for width in range(200, 40, -3):
+        head = table(VANILLA, DEEP, width=width)[0]
+        gone = [name for name in ORDER if not re.search(rf"(^| ){name}( |$)", head)]
+        assert gone == ORDER[: len(gone)], width
+        assert len(gone) >= len(lost)
+        lost = gone
+    assert lost == ORDER
+    assert heads(table(VANILLA, DEEP, width=40)) == [
+        *("method", "k", "prompts", "tok/s", "τ", "speed-up")
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_no_line_is_wider_than_the_terminal_and_no_cell_is_cut(width: int) -> None:
+    lines = table(VANILLA, DEEP, FLAGGED, FAILED, width=width)
+    assert [line for line in lines if cell_len(line) > width] == []
+    assert any(line.rstrip().endswith("1.50x [1.20, 1.90]") for line in lines)
+    assert "…" not in "".join(lines)
+
+
+def test_a_terminal_too_narrow_for_anything_still_cuts_no_cell() -> None:
+    lines = table(VANILLA, EAGLE, width=20)
+    assert lines[2].rstrip().endswith("1.50x [1.25, 1.75]")
+
+
+def test_wide_characters_take_two_places() -> None:
+    wide = [replace(shown, prompt_set="数学问题集") for shown in (VANILLA, EAGLE)]
+    lines = table(*wide)
+    place = {
+        cell_len(line[: line.index(mark)])
+        for line, mark in zip(lines[:3], ("speed-up", "1 (baseline)", "1.50x"), strict=True)
+    }
+    assert len(place) == 1
+    needed = max(cell_len(line.rstrip()) for line in lines[:3])
+    assert table(*wide, width=needed)[0].rstrip() == lines[0].rstrip()
+    narrower = table(*wide, width=needed - 1)
+    assert "p3" in heads(lines)
+    assert "p3" not in heads(narrower)
+    assert max(map(cell_len, narrower[:3])) < needed
+    assert narrower[2].rstrip().endswith("1.50x [1.25, 1.75]")
+
+
+def test_conditions_are_set_apart_by_an_empty_line() -> None:
+    other = replace(VANILLA, prompt_set="mt_bench")
+    lines = table(VANILLA, EAGLE, other)
+    assert [line.split()[0] if line.strip() else "" for line in lines[1:5]] == [
+        *("vanilla", "eagle", "", "vanilla")
+    ]
+
+
+HOSTILE = "evil\x1b[31m\x07\rname\x9b2J"
+
+
+@pytest.mark.parametrize("form", ["markdown", "table"])
+def test_a_name_cannot_steer_the_terminal(form: str) -> None:
+    odd = replace(FLAGGED, category=HOSTILE, problem=f"died: {HOSTILE}")
+    text = "\n".join(table(odd)) if form == "table" else as_markdown(RUN, [odd])
+    assert {c for c in text if not c.isprintable()} <= {"\n"}
+    assert "evil�[31m��name�2J" in text
+
+
+def test_markup_in_a_name_is_text() -> None:
+    odd = replace(VANILLA, prompt_set="[red]x[/red]", problem="[bold]died[/bold]")
+    text = "\n".join(table(odd))
+    assert "[red]x[/red]" in text
+    assert "[bold]died[/bold]" in text
+
+
+@pytest.mark.parametrize(
+    ("shown", "code"),
+    [
+        (EAGLE, "32"),
+        (row(3, speedup=faster(0.8, 0.7, 0.9)), "31"),
+        (row(3, speedup=faster(1.02, 0.97, 1.07)), None),
+        (FLAGGED, None),
+    ],
+    ids=["faster", "slower", "no-difference", "flagged"],
+)
+def test_only_a_difference_that_is_shown_has_a_colour(shown: Row, code: str | None) -> None:
+    coloured = as_table(RUN, [VANILLA, shown], width=200, colour=True)
+    found = re.findall(r"\x1b\[(3\d)m", coloured)
+    assert found == ([code] if code else [])
+
+
+def test_without_colour_there_is_no_escape_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in "\n".join(table(VANILLA, EAGLE))
+
+
+def test_rows_by_category_name_their_category() -> None:
+    assert "category" not in keys(VANILLA)
+    split = [replace(VANILLA, category="coding"), replace(EAGLE, category="coding")]
+    assert "category" in heads(table(*split))
+    assert csv_rows(*split)[1]["category"] == "coding"

@@ -1,0 +1,207 @@
+"""Facts become one row an arm and condition, the baseline first, and no case disappears."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from specbench.analysis.rows import MeasuredCase, Row, rows
+from specbench.records import CounterSpan, EngineCounters, RequestRecord
+
+Build = Callable[..., RequestRecord]
+
+
+def case(
+    arm: str,
+    records: Sequence[RequestRecord],
+    *,
+    k: int = 0,
+    repeat: int = 0,
+    prompt_set: str = "he",
+    max_tokens: int = 256,
+    spans: Sequence[CounterSpan] = (),
+    expected: int | None = None,
+    problem: str | None = None,
+) -> MeasuredCase:
+    return MeasuredCase(
+        arm=arm,
+        method="eagle" if k else "vanilla",
+        k=k,
+        prompt_set=prompt_set,
+        max_tokens=max_tokens,
+        concurrency=1,
+        repeat=repeat,
+        expected_requests=len(records) if expected is None else expected,
+        records=records,
+        spans=spans,
+        status="failed" if problem else "ok",
+        problem=problem,
+    )
+
+
+def table(*cases: MeasuredCase, baseline: str | None = "vanilla", **more: bool) -> list[Row]:
+    return rows(cases, baseline=baseline, **more)
+
+
+def names(found: Sequence[Row]) -> list[tuple[str, str, int]]:
+    return [(row.arm, row.prompt_set, row.max_tokens) for row in found]
+
+
+@pytest.fixture
+def timed(record: Build) -> Build:
+    """A request of 11 tokens at this many ms each."""
+
+    def build(prompt: str, tpot_ms: float, **more: object) -> RequestRecord:
+        return record(prompt, chunks=(0, 10 * tpot_ms), tokens=11, **more)
+
+    return build
+
+
+def test_a_condition_stands_together_with_its_baseline_first(record: Build) -> None:
+    found = table(
+        case("e-k1", [record()], k=1),
+        case("e-k1", [record()], k=1, max_tokens=512),
+        case("vanilla", [record()], max_tokens=512),
+        case("vanilla", [record()]),
+    )
+    assert names(found) == [
+        ("vanilla", "he", 256),
+        ("e-k1", "he", 256),
+        ("vanilla", "he", 512),
+        ("e-k1", "he", 512),
+    ]
+    assert [row.is_baseline for row in found] == [True, False, True, False]
+
+
+def test_repeats_are_one_row(timed: Build) -> None:
+    found = table(*(case("vanilla", [timed("a", 10)], repeat=i) for i in range(3)))
+    assert [(row.repeats, row.metrics.requests) for row in found] == [(3, 3)]
+
+
+def test_repeats_are_paired_by_their_number_in_whatever_order_they_come(timed: Build) -> None:
+    """The machine was twice as slow in repeat 1, for both arms."""
+    found = table(
+        case("vanilla", [timed("a", 20)], repeat=0),
+        case("vanilla", [timed("a", 40)], repeat=1),
+        case("e-k1", [timed("a", 20)], k=1, repeat=1),
+        case("e-k1", [timed("a", 10)], k=1, repeat=0),
+    )
+    assert found[1].speedup is not None
+    assert found[1].speedup.pairs == 2
+    assert found[1].speedup.tpot is not None
+    assert found[1].speedup.tpot.value == pytest.approx(2)
+
+
+def test_a_repeat_that_the_baseline_lacks_is_not_paired_with_another(timed: Build) -> None:
+    found = table(
+        case("vanilla", [timed("a", 20)], repeat=1),
+        case("e-k1", [timed("a", 10)], k=1, repeat=0),
+    )
+    assert found[1].speedup is not None
+    assert (found[1].speedup.pairs, found[1].speedup.unpaired) == (0, 2)
+
+
+def test_a_speedup_is_over_the_baseline_of_the_same_condition(timed: Build) -> None:
+    found = table(
+        case("vanilla", [timed("a", 20)]),
+        case("vanilla", [timed("a", 30)], prompt_set="mt"),
+        case("e-k1", [timed("a", 10)], k=1, prompt_set="mt"),
+    )
+    assert names(found)[-1] == ("e-k1", "mt", 256)
+    assert found[-1].speedup is not None
+    assert found[-1].speedup.tpot is not None
+    assert found[-1].speedup.tpot.value == pytest.approx(3)
+
+
+@pytest.mark.parametrize("baseline", [None, "vanilla"])
+def test_without_a_baseline_there_is_no_speedup(record: Build, baseline: str | None) -> None:
+    (row,) = table(case("e-k1", [record()], k=1), baseline=baseline)
+    assert (row.speedup, row.is_baseline) == (None, False)
+
+
+def test_a_case_that_was_never_measured_is_still_a_row(record: Build) -> None:
+    """Case G1, A8: and says why."""
+    found = table(
+        case("vanilla", [record()]), case("e-k1", [], k=1, expected=80, problem="it died\ntail")
+    )
+    assert (found[1].metrics.requests, found[1].problem) == (0, "it died\ntail")
+    assert [flag.check for flag in found[1].flags] == ["missing"]
+
+
+def test_a_resumed_case_counts_each_prompt_once(record: Build) -> None:
+    attempts = [record("a", error="cut"), record("b"), record("a")]
+    (row,) = table(case("vanilla", attempts, expected=2))
+    assert (row.metrics.requests, row.metrics.failed, row.flags) == (2, 0, ())
+
+
+def test_unequal_lengths_flag_the_arm(record: Build) -> None:
+    """Case E6."""
+    found = table(
+        case("vanilla", [record(chunks=(0, 14_330), tokens=1000)]),
+        case(
+            "e-k1",
+            [record(chunks=(0, 15_320), tokens=947)],
+            k=1,
+            spans=[CounterSpan(requests=1, spent=EngineCounters(drafts=500, accepted=446))],
+        ),
+    )
+    assert [flag.check for flag in found[1].flags] == ["lengths"]
+    assert found[1].speedup is not None
+    assert found[1].speedup.tpot is not None
+    assert found[1].speedup.tpot.value == pytest.approx(0.885, abs=0.001)
+
+
+# --- by category ---------------------------------------------------------------------------------
+
+
+def two_categories(timed: Build) -> list[MeasuredCase]:
+    def asked(coding: float, maths: float) -> list[RequestRecord]:
+        return [timed("a", coding, category="coding"), timed("b", maths, category="maths")]
+
+    spent = EngineCounters(drafts=14, draft_tokens=14, accepted=6)
+    spans = [CounterSpan(requests=2, spent=spent)]
+    return [
+        case("vanilla", asked(20, 20)),
+        case("e-k1", asked(10, 40), k=1, spans=spans),
+    ]
+
+
+def test_by_category_splits_every_arm_and_its_speedup(timed: Build) -> None:
+    found = table(*two_categories(timed), by_category=True)
+    assert [(row.category, row.arm) for row in found] == [
+        ("coding", "vanilla"),
+        ("coding", "e-k1"),
+        ("maths", "vanilla"),
+        ("maths", "e-k1"),
+    ]
+    ratios = [row.speedup.tpot.value for row in found if row.speedup and row.speedup.tpot]
+    assert ratios == [pytest.approx(2), pytest.approx(0.5)]
+    assert {row.metrics.requests for row in found} == {1}
+
+
+def test_counters_of_a_whole_case_say_nothing_about_a_category(timed: Build) -> None:
+    whole = table(*two_categories(timed))[1]
+    assert whole.metrics.acceptance is not None
+    split = table(*two_categories(timed), by_category=True)
+    assert [row.metrics.acceptance for row in split] == [None] * 4
+
+
+def test_prompts_without_a_category_are_a_part_of_their_own(timed: Build) -> None:
+    records = [timed("a", 10, category="coding"), timed("b", 10), timed("c", 10)]
+    found = table(case("vanilla", records), by_category=True)
+    assert [(row.category, row.metrics.requests) for row in found] == [("coding", 1), (None, 2)]
+
+
+@pytest.mark.parametrize("category", [None, "coding"])
+def test_a_single_category_is_the_whole(timed: Build, category: str | None) -> None:
+    spent = EngineCounters(drafts=5, draft_tokens=5, accepted=5)
+    spans = [CounterSpan(requests=1, spent=spent)]
+    records = [timed("a", 10, category=category)]
+    (row,) = table(case("e-k1", records, k=1, spans=spans, expected=9), by_category=True)
+    assert row.category == category
+    assert row.metrics.acceptance is not None
+    assert [flag.check for flag in row.flags] == ["missing"]
+
+
+def test_a_run_in_which_everything_failed_has_rows_by_category_too() -> None:
+    (row,) = table(case("vanilla", [], expected=80, problem="it died"), by_category=True)
+    assert (row.category, row.problem) == (None, "it died")
