@@ -250,7 +250,7 @@ def _engines(
         if prepared.config.load.client == "replay":
             live = _replayed(prepared.config, store, wanted)
         elif prepared.config.engine.url:
-            live = _attached(prepared.config, store, wanted)
+            live = _attached(prepared.config, store, wanted, stack)
         else:
             live = _started(prepared, store, progress, stage, wanted, stack)
         for live_arm in live.values():
@@ -273,9 +273,12 @@ def _replayed(config: Config, store: RunStore, arms: Sequence[Arm]) -> dict[str,
     return live
 
 
-def _attached(config: Config, store: RunStore, arms: Sequence[Arm]) -> dict[str, LiveArm]:
+def _attached(
+    config: Config, store: RunStore, arms: Sequence[Arm], stack: ExitStack
+) -> dict[str, LiveArm]:
     (arm,) = arms
     server = vllm.attach(config.engine)
+    stack.callback(server.close)
     start = store.next_start(arm.id)
     facts = EngineFacts(
         arm=arm.id,

@@ -51,6 +51,7 @@ class DirectClient:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             follow_redirects=False,
             trust_env=False,
+            verify=url.startswith("https"),
         )
 
     def close(self) -> None:
