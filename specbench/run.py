@@ -27,7 +27,7 @@ from specbench.records import CounterSpan, EngineCounters, EngineFacts, Prompt, 
 from specbench.store import RunStore
 from specbench.sweep import Arm, Case, Plan, Stage, plan, turns
 
-WARM_UP_TOKENS = 24
+WARM_UP_TOKENS = 8
 FAILURES_THAT_STOP_A_CASE = 3
 
 
