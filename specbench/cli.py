@@ -86,6 +86,9 @@ def convert(
     layout: Annotated[
         str | None, typer.Option("--from", help="The source's layout, if it isn't recognised.")
     ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="With hf: the column that holds the prompts.")
+    ] = None,
     allow_skips: Annotated[
         bool, typer.Option("--allow-skips", help="Write the good records even if some are bad.")
     ] = False,
@@ -97,13 +100,14 @@ def convert(
     """Write datasets/NAME.jsonl in GenAI-Perf's format, and a sidecar that says what it is."""
     from specbench.prompts import convert as converter
     from specbench.prompts import sets
+    from specbench.prompts.sources import resolve
 
     if check:
         count = sets.check(Path(source))
         typer.echo(f"{source}: {count} prompts")
         return
     report = converter.convert(
-        source,
+        resolve(source, column=column, say=_say),
         out_dir=datasets,
         name=name,
         turns=_one_of("--turns", turns, ("first", "all")),
@@ -178,7 +182,7 @@ def run(
     else:
         path, parsed = _load_config(config, overrides)
         prepared = story.prepare(
-            parsed, config_path=path, prompt_folders=(datasets, Path()), say=_say
+            parsed, config_path=path, prompt_folders=(datasets, Path()), say=_say, dry=dry_run
         )
         if dry_run:
             _print_plan(prepared)

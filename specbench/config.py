@@ -91,7 +91,7 @@ class Speculation(Strict):
         options = own.get("options", {})
         if not isinstance(options, Mapping):
             raise ValueError("options should be a mapping of vLLM's keys")  # noqa: TRY004
-        renamed, known = vllm_names.RENAMED_SPECULATION, vllm_names.recorded().speculation_keys
+        renamed, known = vllm_names.RENAMED_SPECULATION, vllm_names.known().speculation_keys
         for key in (*passed, *options):
             if key in renamed:
                 raise ValueError(_renamed(key, renamed[key]))
@@ -114,7 +114,7 @@ class Speculation(Strict):
     def _known_method(cls, method: str) -> str:
         if method in ("vanilla", "none"):
             raise ValueError("vanilla is the baseline and is added by itself; or write k: 0")
-        known = vllm_names.recorded().methods
+        known = vllm_names.known().methods
         if method not in known:
             close = vllm_names.nearest(method, known)
             meant = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
@@ -179,7 +179,7 @@ class Engine(Strict):
     @field_validator("args")
     @classmethod
     def _known_args(cls, args: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        renamed, known = vllm_names.RENAMED_ENGINE_ARGS, vllm_names.recorded().engine_args
+        renamed, known = vllm_names.RENAMED_ENGINE_ARGS, vllm_names.known().engine_args
         checked: dict[str, JsonValue] = {}
         for written, value in args.items():
             key = _field_name(written)
@@ -458,7 +458,7 @@ def _first_problem(path: Path, error: ValidationError) -> ConfigError:
         flag = _field_name(name)
         if model is Config and flag in vllm_names.RENAMED_ENGINE_ARGS:
             return ConfigError(path, key, _renamed(flag, vllm_names.RENAMED_ENGINE_ARGS[flag]))
-        if model is Config and flag in vllm_names.recorded().engine_args:
+        if model is Config and flag in vllm_names.known().engine_args:
             return ConfigError(path, key, f"is an engine argument; write it as engine.args.{flag}")
         return ConfigError(path, key, _unknown(name, model.model_fields))
     if problem["type"] == "missing":

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,8 +75,11 @@ def prepare(
     prompt_folders: Sequence[Path],
     say: Callable[[str], None] = lambda _: None,
     stored_prompts: Mapping[str, PromptSet] | None = None,
+    dry: bool = False,
 ) -> Prepared:
     """Look up prompts, models and the engine; nothing is started.
+
+    With *dry* nothing is fetched either, and a machine without a vLLM will do.
 
     Raises:
         ConfigError, PromptError, EngineError: what is missing and how to get it.
@@ -84,14 +88,18 @@ def prepare(
     the_plan = plan(config, list(prompt_sets))
     if config.engine.url or config.load.client == "replay":
         return Prepared(config, the_plan, prompt_sets, {}, None)
-    installation = vllm.require_installation(config.engine)
+    installation = vllm.find_installation(config.engine.python) if dry else None
+    if installation is None:
+        absent = vllm.absent_installation
+        installation = absent() if dry else vllm.require_installation(config.engine)
     vllm.check_names(config_path, config, installation.names)
-    model = demo.resolve(config.model, say=say)
+    resolve: Callable[[str], str] = str if dry else partial(demo.resolve, say=say)
+    model = resolve(config.model)
     launches = {}
     for arm in the_plan.arms:
         speculative = dict(arm.speculative_config) if arm.speculative_config else None
         if speculative and arm.draft:
-            speculative["model"] = demo.resolve(arm.draft, say=say)
+            speculative["model"] = resolve(arm.draft)
         together = max(len(stage.arms) for stage in the_plan.stages)
         launches[arm.id] = vllm.plan_launch(
             config,

@@ -8,6 +8,7 @@ may touch the GPU). `recorded()` is what releases 0.11 to 0.33 knew, for machine
 import ast
 import difflib
 import functools
+import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -76,6 +77,25 @@ def recorded() -> VllmNames:
         engine_args=frozenset(data["engine_args"]),
         speculation_keys=frozenset(data["speculation_keys"]),
         methods=frozenset(data["methods"]),
+    )
+
+
+@functools.cache
+def known() -> VllmNames:
+    """What a config may name: the recorded releases' names, and those of the vLLM beside us.
+
+    A vLLM newer than the recorded ones thus needs no new specbench.
+    """
+    spec = importlib.util.find_spec("vllm")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if not places:
+        return recorded()
+    here = installed(Path(places[0]))
+    return VllmNames(
+        version=f"{recorded().version}, {here.version}",
+        engine_args=recorded().engine_args | here.engine_args,
+        speculation_keys=recorded().speculation_keys | here.speculation_keys,
+        methods=recorded().methods | here.methods,
     )
 
 

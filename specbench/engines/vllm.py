@@ -103,6 +103,12 @@ def require_installation(engine: Engine) -> Installation:
     return found
 
 
+def absent_installation() -> Installation:
+    """What stands in for a vLLM in a dry run where none is installed: a recorded CUDA build."""
+    names = vllm_names.recorded()
+    return Installation(Path("python"), Path(), names, is_cpu=False, lacks_metadata=False)
+
+
 def check_names(path: Path | str, config: Config, names: VllmNames) -> None:
     """Refuse what this vLLM does not know, before anything is started.
 
@@ -163,7 +169,7 @@ def plan_launch(
     notes: list[str] = []
     env: dict[str, str] = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if installation.is_cpu:
-        cpu_args, cpu_env, cpu_notes = _cpu_settings(config)
+        cpu_args, cpu_env, cpu_notes = _cpu_settings(config, installation)
         args |= cpu_args
         env |= cpu_env
         notes += cpu_notes
@@ -181,11 +187,14 @@ def plan_launch(
     return Launch(tuple(program + flags), {**env, **engine.env}, tuple(notes))
 
 
-def _cpu_settings(config: Config) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def _cpu_settings(
+    config: Config, installation: Installation
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """What makes vLLM fast and alike on a CPU (measured: docs/measurement.md).
 
     One executor process, half of the cores for its threads (the other half is for the client and
-    for the other arm's engine), the same for numba's threads that n-gram uses.
+    for the other arm's engine), the same for numba's threads that n-gram uses; the OpenMP runtime
+    and the allocator that vLLM's documents name, where they are installed.
     """
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     args = {
@@ -200,7 +209,19 @@ def _cpu_settings(config: Config) -> tuple[dict[str, Any], dict[str, str], list[
         "NUMBA_NUM_THREADS": threads,
         "VLLM_USE_AOT_COMPILE": "0",
     }
-    return args, env, [f"CPU: {threads} thread(s), one process, no AOT compile cache"]
+    preloads = _preloads(installation)
+    if preloads:
+        env["LD_PRELOAD"] = ":".join(map(str, preloads))
+    names = ", ".join(path.name for path in preloads) or "nothing"
+    return args, env, [f"CPU: {threads} thread(s), no AOT compile cache, preloads {names}"]
+
+
+def _preloads(installation: Installation) -> list[Path]:
+    """Intel's OpenMP (the intel-openmp wheel) and tcmalloc, where the machine has them."""
+    found = [installation.python.absolute().parents[1] / "lib" / "libiomp5.so"]
+    for folder in sorted(Path("/usr/lib").glob("*-linux-gnu")):
+        found += [folder / "libtcmalloc_minimal.so.4"]
+    return [path for path in found if path.is_file()]
 
 
 def _flags(args: Mapping[str, Any]) -> Iterator[str]:
