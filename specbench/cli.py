@@ -19,7 +19,7 @@ from specbench.errors import EngineError, SpecbenchError, UserError
 
 if TYPE_CHECKING:
     from specbench.config import Config
-    from specbench.run import Prepared
+    from specbench.prepare import Prepared
     from specbench.store import RunStore
 
 EXIT_INTERRUPTED = 130
@@ -162,6 +162,7 @@ def run(
     datasets: Datasets = Path("datasets"),
 ) -> None:
     """Launch the engines of a config, send the prompts, keep what happened."""
+    from specbench import prepare as preparing
     from specbench import run as story
     from specbench import store as stores
     from specbench.render.progress import RunProgress
@@ -171,8 +172,8 @@ def run(
         if config is not None or overrides or run_id:
             raise UserError("--resume goes on with a run's own config; leave out the others.")
         store = stores.RunStore.open(_run_folder(resume, results))
-        config_of_run, prompts = story.stored(store)
-        prepared = story.prepare(
+        config_of_run, prompts = preparing.stored(store)
+        prepared = preparing.prepare(
             config_of_run,
             config_path=store.path / "run.json",
             prompt_folders=(),
@@ -181,13 +182,13 @@ def run(
         )
     else:
         path, parsed = _load_config(config, overrides)
-        prepared = story.prepare(
+        prepared = preparing.prepare(
             parsed, config_path=path, prompt_folders=(datasets, Path()), say=_say, dry=dry_run
         )
         if dry_run:
             _print_plan(prepared)
             return
-        document = story.document(prepared, config_path=path, command=_command())
+        document = preparing.document(prepared, config_path=path, command=_command())
         name = parsed.name or path.stem
         store = stores.RunStore.create(results, run_id or stores.new_run_id(name), document)
     if dry_run:
@@ -231,7 +232,7 @@ def _load_config(name: str | None, overrides: list[str] | None) -> "tuple[Path, 
 
 def _print_plan(prepared: "Prepared") -> None:
     """Every case, and the exact command line of every engine."""
-    from specbench.engines import vllm
+    from specbench.engines.launch import shell_line
 
     plan = prepared.plan
     typer.echo(
@@ -241,7 +242,7 @@ def _print_plan(prepared: "Prepared") -> None:
         typer.echo(f"\nstage {number}: {', '.join(arm.id for arm in stage.arms)}")
         for arm in stage.arms:
             if launch := prepared.launches.get(arm.id):
-                typer.echo(f"  {arm.id}: {vllm.shell_line(launch)} --host 127.0.0.1 --port PORT")
+                typer.echo(f"  {arm.id}: {shell_line(launch)} --host 127.0.0.1 --port PORT")
         for round_ in stage.rounds:
             for case in round_:
                 prompts = len(prepared.prompt_sets[case.prompt_set].prompts)

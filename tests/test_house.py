@@ -19,7 +19,8 @@ LAYERS = [
     {"fetch", "config"},
     {"prompts", "analysis"},
     {"engines", "load", "store", "machine", "sweep", "demo"},
-    {"run", "render"},
+    {"prepare", "render"},
+    {"run"},
     {"cli"},
     {"__main__"},
 ]

@@ -14,8 +14,10 @@ PREFIX = "demo:"
 WEIGHTS = Path(__file__).parent / "weights"
 
 
-def resolve(ref: str, *, say: Callable[[str], None] = lambda _: None) -> str:
+def resolve(ref: str, *, say: Callable[[str], None] = lambda _: None, build: bool = True) -> str:
     """The model that *ref* names: a member of the trio made ready, anything else as it is.
+
+    Without *build* only the folder is named, whether anything is there or not.
 
     Raises:
         UserError: there is no such member.
@@ -27,8 +29,13 @@ def resolve(ref: str, *, say: Callable[[str], None] = lambda _: None) -> str:
 
     member = ref.removeprefix(PREFIX)
     makers = {"target": trio.target, "eagle": trio.eagle, "draft": trio.draft}
+    folders = {
+        "target": trio.target_folder,
+        "eagle": lambda: WEIGHTS / "eagle",
+        "draft": trio.draft_folder,
+    }
     if member not in makers:
         close = difflib.get_close_matches(member, makers, n=1)
         meant = f"did you mean demo:{close[0]}?" if close else f"there are {', '.join(makers)}."
         raise UserError(f"The demo has no {member!r};", hint=meant)
-    return str(makers[member](say))
+    return str(makers[member](say) if build else folders[member]())

