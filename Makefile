@@ -1,6 +1,9 @@
 # The two commands: `make demo` does the main job for real, `make test` proves the rest.
 # Everything is installed into .venv; VENV=DIR puts it elsewhere.
-PYTHON ?= python3
+# The first of python3 and the interpreters for which the machine keeps a +cpu torch that will do.
+PYTHON ?= $(or $(shell for p in python3 $$(ls "$$PIP_FIND_LINKS" 2>/dev/null | \
+    sed -nE 's/^torch-.*[+]cpu-cp3([0-9]+)-.*/python3.\1/p'); do \
+    $$p tools/suits.py 2>/dev/null && { echo $$p; break; }; done),python3)
 VENV ?= .venv
 OLDER ?= .venv-older
 BIN := $(VENV)/bin
