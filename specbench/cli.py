@@ -288,6 +288,7 @@ def report(
         measured_cases(store),
         baseline=_baseline(store),
         by_category=by == "category",
+        greedy=store.document["config"]["sampling"]["temperature"] == 0,
     )
     if form == "table":
         size, colour = _terminal()
@@ -315,7 +316,9 @@ def _terminal() -> tuple[int, bool]:
     import shutil
 
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    return shutil.get_terminal_size((110, 24)).columns, colour
+    # A file has no width to keep to: everything fits into 170.
+    fallback = 80 if sys.stdout.isatty() else 170
+    return shutil.get_terminal_size((fallback, 24)).columns, colour
 
 
 def _stderr() -> Any:  # noqa: ANN401  (a rich Console; rich is not imported here)

@@ -34,7 +34,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(trio, "TARGET_SHA256", hashlib.sha256(TENSORS).hexdigest())
-    monkeypatch.setattr(trio.fetch, "fetch_member", lambda *_, **__: tmp_path / "x.gguf")
+    monkeypatch.setattr("specbench.fetch.fetch_member", lambda *_, **__: tmp_path / "x.gguf")
     monkeypatch.setattr(trio, "_assemble", assemble)
     return done
 

@@ -7,6 +7,8 @@ from functools import partial
 from specbench.analysis import hygiene
 from specbench.analysis.hygiene import CaseFacts, Flag
 from specbench.analysis.metrics import CaseMetrics, last_attempts, summarise
+from specbench.analysis.parity import Parity
+from specbench.analysis.parity import compare as compare_outputs
 from specbench.analysis.speedup import Key, Speedup, compare
 from specbench.records import CounterSpan, RequestRecord
 
@@ -48,6 +50,7 @@ class Row:
     is_baseline: bool
     flags: tuple[Flag, ...]
     problem: str | None
+    parity: Parity | None = None
 
 
 Condition = tuple[str, int, int]
@@ -60,8 +63,12 @@ def rows(
     *,
     baseline: str | None,
     by_category: bool = False,
+    greedy: bool = False,
 ) -> list[Row]:
-    """The table of a run. Rows of one condition stand together, the baseline's first."""
+    """The table of a run. Rows of one condition stand together, the baseline's first.
+
+    Under *greedy* sampling outputs are compared with the baseline's too.
+    """
     groups: dict[Condition, dict[str, list[MeasuredCase]]] = {}
     for case in cases:
         condition = (case.prompt_set, case.max_tokens, case.concurrency)
@@ -72,7 +79,7 @@ def rows(
         ordered = sorted(arms, key=lambda arm: arm != baseline)
         for part in _categories(arms) if by_category else [WHOLE]:
             for arm in ordered:
-                found.append(_row(arms[arm], base, part, arm == baseline))
+                found.append(_row(arms[arm], base, part, arm == baseline, greedy))
     return found
 
 
@@ -93,6 +100,7 @@ def _row(
     baseline: Sequence[MeasuredCase],
     part: Part,
     is_baseline: bool,
+    greedy: bool,
 ) -> Row:
     """Counters and checks are of whole cases: a row of one category among several has neither."""
     category, chosen = part
@@ -107,10 +115,11 @@ def _row(
         expected = sum(case.expected_requests for case in repeats)
         facts = CaseFacts(first.method, first.k, expected, everything, spans, metrics)
         flags += hygiene.flags(facts)
-    speedup = None
+    speedup = same = None
     if baseline and not is_baseline:
         base = {case.repeat: _kept(case, chosen) for case in baseline}
         speedup = compare(_keyed(base), _keyed(records))
+        same = compare_outputs(_keyed(base), _keyed(records)) if greedy else None
         base_metrics = summarise(r for kept in base.values() for r in kept)
         if whole and (flag := hygiene.unequal_lengths(base_metrics, metrics)):
             flags.append(flag)
@@ -129,6 +138,7 @@ def _row(
         is_baseline=is_baseline,
         flags=tuple(flags),
         problem=problems[0] if problems else None,
+        parity=same,
     )
 
 

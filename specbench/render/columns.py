@@ -72,6 +72,10 @@ def _of_acceptance(name: str) -> Callable[[Row], Value]:
     return value
 
 
+def _same(row: Row) -> Value:
+    return f"{row.parity.identical}/{row.parity.compared}" if row.parity else None
+
+
 def deepest(rows: Sequence[Row]) -> int:
     """The last draft position that any of *rows* knows about, from 1."""
     known = [r.metrics.acceptance.positions for r in rows if r.metrics.acceptance]
@@ -118,6 +122,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         ),
         Column("acceptance_rate", "rate", "accepted / drafted tokens", _of_acceptance("rate"), 2),
         *(_position(i) for i in range(deepest(rows))),
+        Column("same", "same", "outputs identical to the baseline's, token by token", _same),
         Column("speedup", "speed-up", "baseline TPOT / TPOT, paired by prompt", _speed, 2),
     ]
     always = {"method", "k", "prompt_set", "requests", "latency_ms", "tokens_per_s", "speedup"}

@@ -13,6 +13,7 @@ from specbench.render.columns import MISSING, Column, columns, deepest, printabl
 EXPENDABLE = (
     "output_tokens",
     "acceptance_rate",
+    "same",
     "p_2",
     "p_1",
     "ttft_ms",
@@ -141,6 +142,8 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
         "acceptance_rate": acceptance and acceptance.rate,
         "acceptance_source": acceptance and acceptance.source,
         **{f"p_{i + 1}": positions[i] if i < len(positions) else None for i in range(depth)},
+        "outputs_compared": row.parity and row.parity.compared,
+        "outputs_identical": row.parity and row.parity.identical,
         "speedup": 1.0 if row.is_baseline else tpot and tpot.value,
         "speedup_low": tpot and tpot.low,
         "speedup_high": tpot and tpot.high,
