@@ -214,6 +214,7 @@ class Load(Strict):
     tape: Path | None = None
     tape_speed: Number | None = Field(default=None, gt=0)
     warmup: StrictInt = Field(default=2, ge=0, le=10_000)
+    warmup_tokens: PositiveInt = 32
     timeout_s: Number = Field(default=600, gt=0)
     stall_s: Number = Field(default=120, gt=0)
 

@@ -25,7 +25,6 @@ from specbench.records import CounterSpan, EngineCounters, EngineFacts, Prompt, 
 from specbench.store import RunStore
 from specbench.sweep import Arm, Case, Stage, turns
 
-WARM_UP_TOKENS = 8
 FAILURES_THAT_STOP_A_CASE = 3
 
 
@@ -82,7 +81,7 @@ def _run_stage(
 ) -> None:
     with _engines(prepared, store, progress, stage, todo) as live:
         for arm in list(live.values()):
-            _warm_up(arm, prepared.config, prepared.config.load.warmup, progress)
+            _warm_up(arm, prepared.config, progress)
             if (death := _death(arm)) is not None:
                 _fail_arm(store, progress, stage, arm.arm.id, EngineError(death))
                 del live[arm.arm.id]
@@ -111,8 +110,13 @@ def _engines(
             live = _started(prepared, store, progress, stage, wanted, stack)
         for live_arm in live.values():
             stack.callback(live_arm.client.close)
-        yield live
-        progress.waiting("stopping engines")
+        try:
+            yield live
+        finally:
+            progress.waiting("stopping engines")
+            for live_arm in live.values():
+                if live_arm.child is not None:
+                    live_arm.child.ask_to_stop()
 
 
 def _replayed(config: Config, store: RunStore, arms: Sequence[Arm]) -> dict[str, LiveArm]:
@@ -268,15 +272,15 @@ def _client(config: Config, server: Server, start: int) -> LoadGenerator:
     )
 
 
-def _warm_up(arm: LiveArm, config: Config, count: int, progress: Progress) -> None:
-    """Send *count* prompts that nobody measures, at the highest concurrency of the run."""
-    if not count or arm.server is None:
+def _warm_up(arm: LiveArm, config: Config, progress: Progress) -> None:
+    """Send prompts that nobody measures, at the highest concurrency of the run."""
+    if not config.load.warmup or arm.server is None:
         return
     progress.waiting(f"warming up {arm.arm.id}")
     concurrency = max(config.concurrency)
     arm.client.send(
-        warm_up_prompts(max(count, concurrency if concurrency > 1 else 0)),
-        max_tokens=min(WARM_UP_TOKENS, max(config.max_tokens)),
+        warm_up_prompts(max(config.load.warmup, concurrency if concurrency > 1 else 0)),
+        max_tokens=min(config.load.warmup_tokens, max(config.max_tokens)),
         concurrency=concurrency,
         on_record=lambda _: None,
     )

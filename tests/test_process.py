@@ -159,3 +159,14 @@ def test_a_logs_tail_has_no_control_characters(tmp_path: Path) -> None:
     assert log_tail(log) == "red\nbell\nlast line"
     assert log_tail(log, lines=1) == "last line"
     assert log_tail(tmp_path / "none") == ""
+
+
+def test_children_asked_to_stop_end_side_by_side(tmp_path: Path) -> None:
+    with child(STUBBORN, tmp_path, patience_s=1) as one, child(SLEEP, tmp_path) as other:
+        started = time.monotonic()
+        one.ask_to_stop()
+        other.ask_to_stop()
+        wait_for(lambda: one.poll() is not None and other.poll() is not None)
+        assert time.monotonic() - started < 5
+    assert not alive(one.pid)
+    assert not alive(other.pid)

@@ -127,12 +127,17 @@ class Child:
         """The child and everything it started that still lives."""
         return [self.pid, *guard.descendants(self.pid)] if self.pid else []
 
+    def ask_to_stop(self) -> None:
+        """Have the guard end the child, and do not wait: several children can end side by side."""
+        if self._control is not None:
+            with suppress(OSError):
+                self._control.shutdown(socket.SHUT_WR)
+
     def stop(self) -> None:
         """End the child and all its descendants; returns when they are gone."""
         if self._control is None:
             return
-        with suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
+        self.ask_to_stop()
         try:
             self._control.settimeout(self.patience_s + 15)
             while self._status is None:
@@ -208,7 +213,10 @@ class PreforkServer:
             EngineError: it died on the way.
         """
         if (code := self._child.poll()) is not None:
-            raise self._child.failed(f"Importing vLLM failed with status {code}.")
+            raise self._child.failed(
+                f"Importing vLLM failed with status {code}.",
+                hint="engine.prefork: false starts each engine by itself.",
+            )
         return self._socket.exists()
 
     def connect(self, child: Child) -> socket.socket:

@@ -72,7 +72,8 @@ class StartingEngine:
         """
         if (code := self.child.poll()) is not None:
             raise self.child.failed(
-                f"The engine of {self.arm} exited with status {code} before it was ready."
+                f"The engine of {self.arm} exited with status {code} before it was ready.",
+                hint="If it starts by hand, try engine.prefork: false." if self.prefork else None,
             )
         waited_s = self.clock() - self._started
         if not self.server.healthy():
