@@ -170,3 +170,12 @@ def test_children_asked_to_stop_end_side_by_side(tmp_path: Path) -> None:
         assert time.monotonic() - started < 5
     assert not alive(one.pid)
     assert not alive(other.pid)
+
+
+def test_a_stop_right_after_the_start_is_not_lost(tmp_path: Path) -> None:
+    """A TERM that reached the child before it had its own session would cost all its patience."""
+    started = time.monotonic()
+    for _ in range(10):
+        with child(SLEEP, tmp_path, patience_s=30):
+            pass
+    assert time.monotonic() - started < 25

@@ -55,9 +55,15 @@ def watch(
         signal.signal(number, lambda *_: None)
 
     guard_pid = os.getpid()
+    # Until the child has its own session and default signals, a TERM to its group would be lost.
+    settled_read, settled_write = os.pipe()
     child = os.fork()
     if child == 0:
-        _child(become, libc, guard_pid)
+        os.close(settled_read)
+        _child(become, libc, guard_pid, settled_write)
+    os.close(settled_write)
+    os.read(settled_read, 1)
+    os.close(settled_read)
     with suppress(OSError):
         os.write(status_fd, f"pid {child}\n".encode())
 
@@ -74,7 +80,7 @@ def watch(
     return status
 
 
-def _child(become: Callable[[], object], libc: ctypes.CDLL, guard_pid: int) -> None:
+def _child(become: Callable[[], object], libc: ctypes.CDLL, guard_pid: int, settled: int) -> None:
     """The forked side: its own session, killed with the guard, then *become*. Never returns."""
     code = 1
     try:
@@ -84,6 +90,7 @@ def _child(become: Callable[[], object], libc: ctypes.CDLL, guard_pid: int) -> N
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
+            os.close(settled)
             become()
             code = 0
     except SystemExit as end:
