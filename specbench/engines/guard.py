@@ -128,7 +128,8 @@ def stop(child: int, status: int | None, patience_s: float) -> int:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
         status = status if status is not None else reap(child)
-    return status if status is not None else reap(child) or 128 + signal.SIGKILL
+    status = status if status is not None else reap(child)
+    return 128 + signal.SIGKILL if status is None else status
 
 
 def descendants(root: int) -> list[int]:
