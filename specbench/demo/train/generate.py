@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specbench.demo.train.data import Example, wave_name, write_wave
 from specbench.demo.train.prompts import TrainingPrompt, read_prompts
-from specbench.demo.train.target import Cache, Target
+from specbench.demo.train.target import Cache, Target, matrix_dtype
 from specbench.demo.train.workers import exit_code
 
 POSITIONS = 448  # tokens; the longest sequence, prompt included
@@ -293,7 +293,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     generate_waves(
-        Target.load(args.target, POSITIONS),
+        Target.load(args.target, POSITIONS, matrix_dtype()),
         read_chat_tokens(args.target),
         read_prompts(args.prompts),
         args.out,
