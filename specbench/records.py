@@ -7,7 +7,7 @@ requests (comparable within one process only); wall-clock times are ISO 8601 str
 from itertools import zip_longest
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 Style = Literal["chat", "completion"]
 TokenSource = Literal["usage", "token_ids", "chunks"]
@@ -52,13 +52,16 @@ class RequestRecord(Fact):
     A failed request keeps what it received before the error. `chunk_ns` are the arrival times of
     the chunks that carried output (a chunk holds several tokens under speculation);
     `chunk_tokens` their token counts where the server returned token ids; `prompt_head` the first
-    token ids of the rendered prompt. `start` is the EngineFacts.start that answered.
+    token ids of the rendered prompt. `start` is the EngineFacts.start that answered, `cycle` the
+    pass over the prompt set (from 0; later passes come from `precision`). `sampling` is what the
+    request's body said of sampling, as it was sent.
     """
 
     prompt_id: str
     turn: int = 0
     category: str | None = None
     start: int = 0
+    cycle: int = 0
     sent_ns: int
     end_ns: int
     chunk_ns: tuple[int, ...] = ()
@@ -72,13 +75,15 @@ class RequestRecord(Fact):
     token_ids: tuple[int, ...] | None = None
     text: str = ""
     prompt_sha256: str
+    sampling: dict[str, JsonValue] | None = None
     spec: SpecRequest | None = None
     error: str | None = None
 
     @property
     def key(self) -> str:
         """What tells this request from the others of its case."""
-        return f"{self.prompt_id}#{self.turn}@{self.start}"
+        again = f"~{self.cycle}" if self.cycle else ""
+        return f"{self.prompt_id}#{self.turn}@{self.start}{again}"
 
     @property
     def ok(self) -> bool:
@@ -150,7 +155,12 @@ class CounterSpan(Fact):
 
 
 class EngineFacts(Fact):
-    """One start of one engine: enough to know what was measured and to start it again."""
+    """One start of one engine: enough to know what was measured and to start it again.
+
+    When it was ready: `kv_cache_tokens` had room in its KV cache, `memory_bytes` of the host's
+    memory were its processes' own, `weights_bytes` is what it says that loading took on its device
+    (target and draft). None where it does not say.
+    """
 
     arm: str
     start: int
@@ -162,6 +172,9 @@ class EngineFacts(Fact):
     env: dict[str, str] = {}
     pid: int | None = None
     startup_s: float | None = None
+    kv_cache_tokens: int | None = None
+    memory_bytes: int | None = None
+    weights_bytes: int | None = None
     log: str | None = None
     started_at: str
     notes: tuple[str, ...] = ()

@@ -33,11 +33,32 @@ def tpot_ms(record: RequestRecord) -> float | None:
     When the first chunk carries several tokens they count as first: the time after it made the
     others only.
     """
-    if record.output_tokens is None or len(record.chunk_ns) < 2:
+    later = later_tokens(record)
+    if not later or len(record.chunk_ns) < 2:
         return None
+    return (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e6 / later
+
+
+def later_tokens(record: RequestRecord) -> int:
+    """Output tokens after the first chunk; 0 where they are not known."""
+    if record.output_tokens is None:
+        return 0
     first = max(1, record.chunk_tokens[0]) if record.chunk_tokens else 1
-    later = record.output_tokens - first
-    return (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e6 / later if later > 0 else None
+    return max(0, record.output_tokens - first)
+
+
+def decode_steps(record: RequestRecord) -> int | None:
+    """Target steps after the first chunk of a request with per-request metrics; None without."""
+    if record.spec is None or record.output_tokens is None:
+        return None
+    spec = record.spec
+    return spec.drafts + undrafted_steps(record.output_tokens, 1, spec.drafts, spec.accepted)
+
+
+def tokens_per_step(record: RequestRecord) -> float | None:
+    """Tokens that a request got for each target step after the first chunk; trimmed ones not."""
+    steps = decode_steps(record)
+    return later_tokens(record) / steps if steps else None
 
 
 @dataclass(frozen=True)
@@ -225,10 +246,13 @@ def busy_ns(records: Sequence[RequestRecord]) -> int:
 
 
 def last_attempts(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """One record per (prompt, turn): the last good one, else the last. A resume may repeat some."""
-    kept: dict[tuple[str, int], RequestRecord] = {}
+    """One record per (prompt, turn, cycle): the last good one, else the last.
+
+    A resume may repeat some.
+    """
+    kept: dict[tuple[str, int, int], RequestRecord] = {}
     for record in records:
-        key = (record.prompt_id, record.turn)
+        key = (record.prompt_id, record.turn, record.cycle)
         if key not in kept or record.ok or not kept[key].ok:
             kept[key] = record
     return list(kept.values())

@@ -1,89 +1,358 @@
-"""How much faster an arm is than its baseline: paired by prompt, with an interval.
+"""How much faster an arm is than its baseline: paired, with an interval for each of two questions.
 
-Per (prompt, turn, repeat) the ratio baseline / arm of TPOT (of latency too, apart); the speed-up
-is their geometric mean. The interval resamples prompts (Efron & Tibshirani 1993, ch. 13, the
-percentile bootstrap): turns and repeats of a prompt stay together, because they are not
-independent of each other. It answers "on prompts like these".
+Per (prompt, turn, repeat, cycle) the ratio baseline / arm of TPOT (of latency too, apart); the
+speed-up is the geometric mean over prompts. A log ratio is taken for a sum of effects,
+
+    d = speed-up + prompt + restart + noise
+
+and each question has the effects that count for it:
+
+    on prompts like these   prompts are a sample of more: prompt + restart (noise is in both)
+    on this prompt set      prompts are given: noise + restart, and prompts of the set that were
+                            not measured, with the finite population correction (Cochran 1977, 2.6)
+
+Prompts, restarts and noise are resampled each on their own (the pigeonhole bootstrap, Owen 2007;
+noise by residuals, Efron & Tibshirani 1993, 9.4), turns and cycles of a prompt together. The part of
+the restarts' spread that is noise is taken out of it (Carpenter et al. 2003), and deviations are
+stretched to what a t interval of as many degrees of freedom (Satterthwaite 1946) needs, because
+percentiles of a small sample are too narrow (Hesterberg 2015, 3.4).
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specbench.analysis.metrics import latency_ms, tpot_ms
+from specbench.analysis.metrics import latency_ms, tokens_per_step, tpot_ms, ttft_ms
 from specbench.records import RequestRecord
 
 RESAMPLES = 4000
-Key = tuple[str, int, int]  # prompt id, turn, repeat
+CONFIDENCE = 0.95
+FEWEST_RESIDUALS = 4  # fewer say nothing of the noise
+Floats = NDArray[np.float64]
+Question = Literal["like_these", "this_set"]
+T = TypeVar("T")
+
+
+class Key(NamedTuple):
+    """What two requests of a pair share. A repeat is an engine restart, a cycle a further pass
+    over the prompts on the same engines.
+    """
+
+    prompt_id: str
+    turn: int
+    repeat: int
+    cycle: int = 0
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """A speed-up: `value` times as fast, 95% interval [low, high] over `prompts` prompts.
+class Interval:
+    """A 95% interval of a speed-up."""
 
-    `low` and `high` are None for fewer than 2 prompts: one prompt says nothing of its spread.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    prompts: int
+    low: float
+    high: float
 
     @property
-    def shown(self) -> bool | None:
-        """Whether the interval excludes 1, so that a difference is shown; None without one."""
-        if self.low is None or self.high is None:
-            return None
+    def half_width(self) -> float:
+        """Half of its width as a share of the speed-up: 0.02 is ±2%."""
+        return math.log(self.high / self.low) / 2
+
+    @property
+    def excludes_1(self) -> bool:
+        """Whether a difference is shown."""
         return self.low > 1 or self.high < 1
 
 
 @dataclass(frozen=True)
+class Ratio:
+    """A speed-up: `value` times as fast, over `prompts` prompts and `restarts` engine starts.
+
+    `like_these` is None for fewer than 2 prompts, which say nothing of their spread; `this_set`
+    where nothing tells the noise from the prompts (`noise_from` is None): neither repeats or
+    cycles, nor steps, whose time does not depend on what the prompt lets the draft guess.
+    `prompt_spread` is the standard deviation of the prompts' log ratios without the noise.
+    """
+
+    value: float
+    like_these: Interval | None
+    this_set: Interval | None
+    prompts: int
+    restarts: int
+    noise_from: Literal["repeats", "steps"] | None
+    prompt_spread: float | None = None
+
+    def prompts_needed(self, within: float) -> int | None:
+        """How many prompts it takes to answer for prompts like these to ± *within* (a share).
+
+        However often each is sent, and with restarts that do not differ; None if it is not known.
+        """
+        if self.prompt_spread is None:
+            return None
+        return math.ceil((norm_quantile() * self.prompt_spread / within) ** 2)
+
+    def interval(self, question: Question) -> Interval | None:
+        """The interval that answers *question*."""
+        return self.like_these if question == "like_these" else self.this_set
+
+    @property
+    def shown(self) -> bool | None:
+        """Whether a difference is shown on prompts like these; None without an interval."""
+        return self.like_these.excludes_1 if self.like_these else None
+
+
+@dataclass(frozen=True)
 class Speedup:
-    """The ratios of one arm to its baseline under the same conditions."""
+    """The ratios of one arm to its baseline under the same conditions.
+
+    `total_time` is all the baseline's latencies together over all the arm's: long answers weigh
+    more in it.
+    """
 
     tpot: Ratio | None
     latency: Ratio | None
+    ttft: Ratio | None
+    total_time: float | None
     pairs: int
     unpaired: int
 
 
 def compare(
-    baseline: Mapping[Key, RequestRecord], arm: Mapping[Key, RequestRecord], *, seed: int = 0
+    baseline: Mapping[Key, RequestRecord],
+    arm: Mapping[Key, RequestRecord],
+    *,
+    speculative: bool = True,
+    set_size: int | None = None,
+    seed: int = 0,
 ) -> Speedup:
-    """The speed-up of *arm* over *baseline*, from the requests that both answered."""
+    """The speed-up of *arm* over *baseline*, from the requests that both answered.
+
+    *set_size* is how many prompts the whole set has, of which these may be a part. An arm that is
+    not *speculative* emits one token a step.
+    """
     both = sorted(key for key in baseline.keys() & arm.keys() if baseline[key].ok and arm[key].ok)
     pairs = [(key, baseline[key], arm[key]) for key in both]
+    steps = partial(_log_step_ratio, speculative=speculative)
+    make = partial(ratio_of, set_size=set_size, seed=seed)
+    arm_ms = sum(latency_ms(other) for _, _, other in pairs)
     return Speedup(
-        tpot=_ratio(_logs(pairs, tpot_ms), seed),
-        latency=_ratio(_logs(pairs, latency_ms), seed),
+        tpot=make(_cells(pairs, partial(_log_ratio, tpot_ms)), _cells(pairs, steps)),
+        latency=make(_cells(pairs, partial(_log_ratio, latency_ms)), {}),
+        ttft=make(_cells(pairs, partial(_log_ratio, ttft_ms)), {}),
+        total_time=sum(latency_ms(base) for _, base, _ in pairs) / arm_ms if arm_ms else None,
         pairs=len(pairs),
         unpaired=len(baseline.keys() | arm.keys()) - len(pairs),
     )
 
 
-def _logs(
-    pairs: Sequence[tuple[Key, RequestRecord, RequestRecord]],
-    measure: Callable[[RequestRecord], float | None],
-) -> dict[str, list[float]]:
-    """Logarithms of baseline/arm, gathered by prompt."""
-    found: dict[str, list[float]] = {}
-    for (prompt_id, _, _), base, other in pairs:
-        a, b = measure(base), measure(other)
-        if a and b:
-            found.setdefault(prompt_id, []).append(math.log(a / b))
-    return found
+Pair = tuple[Key, RequestRecord, RequestRecord]
+Cells = Mapping[Key, float]
 
 
-def _ratio(logs: Mapping[str, Sequence[float]], seed: int) -> Ratio | None:
-    """Geometric mean over prompts (each prompt counts once), percentile bootstrap interval."""
-    if not logs:
+def _cells(
+    pairs: Sequence[Pair], log_ratio: Callable[[RequestRecord, RequestRecord], float | None]
+) -> dict[Key, float]:
+    found = ((key, log_ratio(base, other)) for key, base, other in pairs)
+    return {key: value for key, value in found if value is not None}
+
+
+def _log_ratio(
+    measure: Callable[[RequestRecord], float | None], base: RequestRecord, other: RequestRecord
+) -> float | None:
+    a, b = measure(base), measure(other)
+    return math.log(a / b) if a and b else None
+
+
+def _log_step_ratio(
+    base: RequestRecord, other: RequestRecord, *, speculative: bool
+) -> float | None:
+    """The log ratio of TPOT without what acceptance made of it: that of the times of a step."""
+    ratio = _log_ratio(tpot_ms, base, other)
+    emitted = tokens_per_step(other) if speculative else 1.0
+    return ratio - math.log(emitted) if ratio is not None and emitted else None
+
+
+# --- the interval --------------------------------------------------------------------------------
+
+
+class _Effect(NamedTuple):
+    """One source of variation of the mean: its resampled deviations, their variance, its freedom."""
+
+    draws: Floats  # [RESAMPLES]
+    variance: float
+    freedom: float
+
+
+def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> Ratio | None:
+    """Geometric mean over prompts with both intervals; None where there is nothing to compare.
+
+    *cells* are log ratios, *steps* those of the times of a step (for the noise; may be empty).
+    """
+    if not cells:
         return None
-    means = np.array([np.mean(values) for values in logs.values()])
-    value = float(np.exp(means.mean()))
-    if len(means) < 2:
-        return Ratio(value, None, None, len(means))
-    draws = np.random.default_rng(seed).integers(0, len(means), (RESAMPLES, len(means)))
-    low, high = np.exp(np.quantile(means[draws].mean(axis=1), [0.025, 0.975]))
-    return Ratio(value, float(low), float(high), len(means))
+    rng = np.random.default_rng(seed)
+    by_prompt = _grouped(cells, lambda key: key.prompt_id)
+    means = np.array([np.mean(list(group.values())) for group in by_prompt.values()])
+    center = float(means.mean())
+    restarts = _restart_deviations(cells, by_prompt)
+    residuals, freedom, source = _noise(cells, steps, restarts)
+    noise_variance = float((residuals**2).sum() / freedom) if source else 0.0
+    mean_of_noise = noise_variance * _shrinks_to(by_prompt)
+    restart = _of_restarts(restarts, noise_variance, len(cells), rng)
+    prompt = _of_sample(means - center, rng)
+    unmeasured = 1 - len(means) / set_size if set_size and set_size > len(means) else 0.0
+    noise = (
+        _Effect(_noise_draws(residuals, by_prompt, freedom, rng), mean_of_noise, freedom)
+        if source
+        else None
+    )
+    return Ratio(
+        value=math.exp(center),
+        like_these=_interval(center, [prompt, restart]) if prompt else None,
+        this_set=_interval(center, [noise, restart, _scaled(prompt, unmeasured)])
+        if noise and (prompt or not unmeasured)
+        else None,
+        prompts=len(means),
+        restarts=max(1, len(restarts)),
+        noise_from=source,
+        prompt_spread=_prompt_spread(prompt, len(means), mean_of_noise) if source else None,
+    )
+
+
+def _prompt_spread(prompt: _Effect | None, prompts: int, mean_of_noise: float) -> float | None:
+    if prompt is None:
+        return None
+    return math.sqrt(prompts * max(0.0, prompt.variance - mean_of_noise))
+
+
+def _interval(center: float, effects: Sequence[_Effect | None]) -> Interval:
+    present = [effect for effect in effects if effect and effect.variance > 0]
+    if not present:
+        return Interval(math.exp(center), math.exp(center))
+    variances = np.array([effect.variance for effect in present])
+    freedom = variances.sum() ** 2 / sum(e.variance**2 / e.freedom for e in present)
+    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    total = np.sum([effect.draws for effect in present], axis=0)
+    low, high = np.quantile(total, tails) * _stretch(float(freedom))
+    return Interval(math.exp(center + float(low)), math.exp(center + float(high)))
+
+
+def norm_quantile() -> float:
+    """How many standard deviations the interval reaches to either side under a normal law."""
+    return NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+@functools.cache
+def _stretch(freedom: float) -> float:
+    """How much longer a t interval with this much *freedom* is than a normal one."""
+    from scipy.special import stdtrit  # slow to import, and not needed by most commands
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) / norm_quantile()
+
+
+def _of_sample(deviations: Floats, rng: np.random.Generator) -> _Effect | None:
+    """The effect of a sample's mean: deviations drawn with replacement, as many as there are."""
+    count = len(deviations)
+    if count < 2:
+        return None
+    draws = deviations[rng.integers(0, count, (RESAMPLES, count))].mean(axis=1)
+    unbiased = math.sqrt(count / (count - 1))  # resampling alone gives the variance over n
+    variance = float((deviations**2).sum() / (count - 1) / count)
+    return _Effect(draws * unbiased, variance, count - 1)
+
+
+def _scaled(effect: _Effect | None, share: float) -> _Effect | None:
+    if effect is None or not share:
+        return None
+    return _Effect(effect.draws * math.sqrt(share), effect.variance * share, effect.freedom)
+
+
+def _restart_deviations(cells: Cells, by_prompt: Mapping[str, Cells]) -> Floats:
+    """How far each restart lies from the others, mean over its pairs; empty for a single one.
+
+    Against the mean of the same (prompt, turn), so that a prompt that one restart lacks does not
+    count as that restart's.
+    """
+    if len({key.repeat for key in cells}) < 2:
+        return np.array([])
+    own = _centered_by_turn(cells)
+    groups = _grouped(own, lambda key: key.repeat)
+    deviations = np.array([np.mean(list(group.values())) for group in groups.values()])
+    centered: Floats = deviations - deviations.mean()
+    return centered
+
+
+def _of_restarts(
+    deviations: Floats, noise_variance: float, cells: int, rng: np.random.Generator
+) -> _Effect | None:
+    """The restarts' effect without the noise that their means hold too."""
+    whole = _of_sample(deviations, rng)
+    if whole is None or not whole.variance:
+        return None
+    noise_of_mean = noise_variance / cells  # the variance of a restart's mean, over restarts
+    return _scaled(whole, max(0.0, 1 - noise_of_mean / whole.variance))
+
+
+def _noise(
+    cells: Cells, steps: Cells, restarts: Floats
+) -> tuple[Floats, float, Literal["repeats", "steps"] | None]:
+    """Residuals of single measurements, their degrees of freedom, and where they are from.
+
+    From pairs of the same prompt and turn where some were measured more than once. Else from
+    the times of a step, whose spread over prompts is noise and, at most, the length of the
+    context: an upper bound.
+    """
+    centered = _centered_by_turn(cells)
+    groups = _grouped(centered, lambda key: (key.prompt_id, key.turn))
+    again = [group for group in groups.values() if len(group) > 1]
+    freedom = sum(len(group) - 1 for group in again) - max(0, len(restarts) - 1)
+    if freedom >= FEWEST_RESIDUALS:
+        places = {repeat: i for i, repeat in enumerate(sorted({key.repeat for key in cells}))}
+        values = [
+            value - (restarts[places[key.repeat]] if len(restarts) else 0.0)
+            for group in again
+            for key, value in group.items()
+        ]
+        return np.array(values), freedom, "repeats"
+    values = list(steps.values())
+    if len(values) <= FEWEST_RESIDUALS:
+        return np.array([]), 1, None
+    return np.array(values) - np.mean(values), len(values) - 1, "steps"
+
+
+def _noise_draws(
+    residuals: Floats, by_prompt: Mapping[str, Cells], freedom: float, rng: np.random.Generator
+) -> Floats:
+    """Deviations of the mean over prompts when every pair gets a residual drawn from all."""
+    unbiased = math.sqrt(len(residuals) / freedom)
+    total = np.zeros(RESAMPLES)
+    for group in by_prompt.values():
+        drawn = residuals[rng.integers(0, len(residuals), (RESAMPLES, len(group)))]
+        total += drawn.mean(axis=1)
+    return total * unbiased / len(by_prompt)
+
+
+def _shrinks_to(by_prompt: Mapping[str, Cells]) -> float:
+    """The variance of the mean over prompts, in units of a single pair's."""
+    return sum(1 / len(group) for group in by_prompt.values()) / len(by_prompt) ** 2
+
+
+def _centered_by_turn(cells: Cells) -> dict[Key, float]:
+    """Each pair's distance from the mean of its prompt and turn."""
+    centered: dict[Key, float] = {}
+    for group in _grouped(cells, lambda key: (key.prompt_id, key.turn)).values():
+        mean = sum(group.values()) / len(group)
+        centered |= {key: value - mean for key, value in group.items()}
+    return centered
+
+
+def _grouped(cells: Cells, part: Callable[[Key], T]) -> dict[T, dict[Key, float]]:
+    groups: dict[T, dict[Key, float]] = {}
+    for key, value in cells.items():
+        groups.setdefault(part(key), {})[key] = value
+    return groups
