@@ -61,6 +61,15 @@ class VllmNames:
         return "--" + name.replace("_", "-")
 
 
+def drafts_are_chains(method: str) -> bool:
+    """Whether drafts of *method* at a smaller k are the first tokens of those at a larger one.
+
+    So for drafts made token by token, each from the last; not for those looked up in the context,
+    for trees, and for heads that make all tokens at once.
+    """
+    return method in {"eagle", "eagle3", "draft_model", "mtp"} or method.endswith("_mtp")
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that *name* was most likely meant to be."""
     found = difflib.get_close_matches(name.replace("-", "_"), list(known), n=1, cutoff=0.6)
