@@ -33,6 +33,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             port = probe.getsockname()[1]
         log = (tmp_path / "log").open("wb")
         command = [sys.executable, str(FAKE), "--port", str(port), "--served-model-name", "m"]
+        command += ["--speculative-config", "{}"]  # what the fake answers like is up to it
         running.append(
             subprocess.Popen(command, env={**os.environ, "FAKE_MODE": mode}, stdout=log, stderr=log)
         )
@@ -166,7 +167,7 @@ def test_sampling_is_sent_whole_with_every_request(
     recorder: tuple[str, type[Recorder]],
 ) -> None:
     url, handler = recorder
-    send(url, HELLO)
+    (record,) = send(url, HELLO)
     path, body, authorization = handler.bodies[0]
     assert path == "/v1/chat/completions"
     assert authorization == "Bearer k"
@@ -184,6 +185,25 @@ def test_sampling_is_sent_whole_with_every_request(
         "ignore_eos": False,
         "stop": None,
     }
+    about_sampling = ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos", "stop")
+    assert record.sampling == {name: body[name] for name in about_sampling}
+
+
+def test_a_record_holds_the_seed_that_was_sent(recorder: tuple[str, type[Recorder]]) -> None:
+    url, handler = recorder
+    client = DirectClient(
+        url=url,
+        served_model="m",
+        api_key=None,
+        sampling=Sampling(seed=3),
+        load=Load(),
+        seed_of=lambda prompt: len(prompt.id),
+    )
+    records: list[RequestRecord] = []
+    with closing(client):
+        client.send([HELLO], max_tokens=24, concurrency=1, on_record=records.append)
+    assert records[0].sampling is not None
+    assert records[0].sampling["seed"] == handler.bodies[0][1]["seed"] == 1
 
 
 def test_a_second_turn_holds_the_engines_own_first_answer(

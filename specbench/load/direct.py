@@ -22,7 +22,7 @@ class DirectClient:
 
     Connections and the event loop live as long as the client, so that no measured request pays
     for a handshake. Times are `clock` in ns: `sent_ns` before the request is written,
-    `chunk_ns` as bytes are read.
+    `chunk_ns` as bytes are read. With `seed_of`, each prompt is sampled with a seed of its own.
     """
 
     unit = "conversation"
@@ -36,10 +36,11 @@ class DirectClient:
         sampling: Sampling,
         load: Load,
         start: int = 0,
+        seed_of: Callable[[Prompt], int] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._model, self._sampling, self._load = served_model, sampling.body(), load
-        self._start, self._clock = start, clock
+        self._start, self._seed_of, self._clock = start, seed_of, clock
         headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
@@ -104,6 +105,8 @@ class DirectClient:
             "max_tokens": max_tokens,
             **self._sampling,
         }
+        if self._seed_of is not None:
+            body["seed"] = self._seed_of(prompt)
         payload = json.dumps(body).encode()
         pieces: list[tuple[int, bytes]] = []
         sent_ns = self._clock()
@@ -130,6 +133,7 @@ class DirectClient:
             token_ids=tuple(answer.token_ids) or None,
             # Half a surrogate pair (a model can emit one) fits in no file: it becomes "?".
             text="".join(answer.text).encode("utf-8", "replace").decode("utf-8"),
+            sampling={name: body[name] for name in ("max_tokens", *self._sampling)},
             prompt_sha256=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
             spec=answer.spec,
             error=problem or answer.problem,
