@@ -5,23 +5,59 @@ equal. In bfloat16 near-ties fall differently in a step of one row and a step of
 difference there is reported and is no failure.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench.analysis.speedup import Key
 from specbench.records import RequestRecord
 
+LEAD, SHOWN = 20, 40  # characters shown before and after the point where two texts part
+SHOWN_IDS = 4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One output that differs: from `position` (in output tokens, from 0) on, ids and text.
+
+    `lead` is the end of what both said before. The texts can be equal where the ids are not (one
+    text cut into tokens in two ways); then they are empty.
+    """
+
+    key: Key
+    position: int
+    lead: str
+    baseline_text: str
+    arm_text: str
+    baseline_ids: tuple[int, ...]
+    arm_ids: tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Parity:
-    """How many of the compared outputs are identical; where the others part, in output tokens.
-
-    `first_differences` are positions from 0, one for each output that differs.
-    """
+    """How many of the compared outputs are identical, and where each of the others parts."""
 
     identical: int
     compared: int
-    first_differences: tuple[int, ...]
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def first_differences(self) -> tuple[int, ...]:
+        """Positions from 0 in output tokens, ascending, one for each output that differs."""
+        return tuple(sorted(difference.position for difference in self.differences))
+
+    @property
+    def differing(self) -> float:
+        """The share of the compared outputs that differ."""
+        return 1 - self.identical / self.compared
+
+    def histogram(self) -> dict[tuple[int, int], int]:
+        """First differences by position: (first, last) of a bucket, which doubles in width.
+
+        The buckets are 0, 1, 2-3, 4-7, 8-15, …; those that hold nothing are left out.
+        """
+        buckets = Counter(position.bit_length() for position in self.first_differences)
+        return {(2**b // 2, max(2**b - 1, 0)): n for b, n in sorted(buckets.items())}
 
 
 def compare(
@@ -33,19 +69,34 @@ def compare(
     do, and the turn is left out.
     """
     identical, differences = 0, []
-    for key in baseline.keys() & arm.keys():
+    for key in sorted(baseline.keys() & arm.keys()):
         one, other = baseline[key], arm[key]
         if not one.token_ids or not other.token_ids or one.prompt_sha256 != other.prompt_sha256:
             continue
         if one.token_ids == other.token_ids:
             identical += 1
         else:
-            differences.append(_first_difference(one.token_ids, other.token_ids))
+            differences.append(_difference(key, one, other))
     compared = identical + len(differences)
-    return Parity(identical, compared, tuple(sorted(differences))) if compared else None
+    return Parity(identical, compared, tuple(differences)) if compared else None
 
 
-def _first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    pairs = zip(one, other, strict=False)
+def _difference(key: Key, one: RequestRecord, other: RequestRecord) -> Difference:
+    ids, other_ids = one.token_ids or (), other.token_ids or ()
+    at = _in_common(ids, other_ids)
+    same = _in_common(one.text, other.text)
+    return Difference(
+        key=key,
+        position=at,
+        lead=one.text[max(same - LEAD, 0) : same],
+        baseline_text=one.text[same : same + SHOWN],
+        arm_text=other.text[same : same + SHOWN],
+        baseline_ids=ids[at : at + SHOWN_IDS],
+        arm_ids=other_ids[at : at + SHOWN_IDS],
+    )
+
+
+def _in_common(one: Sequence[object], other: Sequence[object]) -> int:
+    """How long the two are the same."""
     shorter = min(len(one), len(other))
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
