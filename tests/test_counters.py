@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench.engines.counters import CountersUnreadable, parse
+from specbench.engines.counters import CountersUnreadable, kv_cache_tokens, parse
 from specbench.records import EngineCounters
 
 PAGE = (Path(__file__).parent / "data" / "vllm_0.32_metrics_eagle_k3.txt").read_text("utf-8")
@@ -55,6 +55,13 @@ def test_every_way_to_finish_counts_as_a_request() -> None:
     page += counter("vllm:request_success_total", 3, finished_reason="stop")
     page += 'vllm:request_success_total{engine="0",finished_reason="length"} 4\n'
     assert parse(page).requests == 7
+
+
+def test_the_room_in_the_kv_cache_is_read_from_the_recorded_page() -> None:
+    assert kv_cache_tokens(PAGE) == 11264
+    assert kv_cache_tokens("") is None
+    assert kv_cache_tokens("<html>") is None
+    assert kv_cache_tokens('vllm:cache_config_info{kv_cache_size_tokens="None"} 1\n') is None
 
 
 def test_an_engine_without_speculation_has_no_draft_counters() -> None:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 
 from specbench.records import EngineCounters
 
@@ -17,6 +18,7 @@ NAMES = {
     "prefix_cache_queries": "vllm:prefix_cache_queries",
     "process_start_s": "process_start_time_seconds",
 }
+CACHE_CONFIG, CACHE_TOKENS = "vllm:cache_config_info", "kv_cache_size_tokens"
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
@@ -53,6 +55,18 @@ def parse(page: str) -> EngineCounters:
             "is the server a vLLM with its statistics on?"
         )
     return EngineCounters(**found, accepted_per_pos=positions or None)
+
+
+def kv_cache_tokens(page: str) -> int | None:
+    """How many tokens the KV cache has room for, over all engines; None where *page* is silent."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: list[int] = []
+    with suppress(ValueError, KeyError, IndexError, OverflowError):
+        for family in text_string_to_metric_families(page):
+            if family.name == CACHE_CONFIG:
+                found += [int(sample.labels[CACHE_TOKENS]) for sample in family.samples]
+    return sum(found) or None
 
 
 def _position(labels: Mapping[str, str]) -> int:

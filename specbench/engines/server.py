@@ -79,6 +79,13 @@ class Server:
             raise counters.CountersUnreadable(f"/metrics answered {answer.status_code}")
         return counters.parse(answer.text)
 
+    def kv_cache_tokens(self) -> int | None:
+        """How many tokens its KV cache has room for; None when it does not say."""
+        try:
+            return counters.kv_cache_tokens(self._get("/metrics").text)
+        except httpx.HTTPError:
+            return None
+
     def counters_after(
         self,
         before: EngineCounters,

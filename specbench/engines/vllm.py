@@ -6,6 +6,7 @@ answers once it is up.
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import time
@@ -23,6 +24,7 @@ from specbench.engines.process import SECRET_NAME, Child, PreforkServer
 from specbench.engines.server import Server
 from specbench.records import EngineFacts
 
+LOADING_TOOK = re.compile(r"Model loading took ([0-9.]+) GiB")
 PREFORKED = "forked from a process that had imported vLLM; startup_s leaves the import out"
 
 
@@ -95,6 +97,9 @@ class StartingEngine:
             env={k: v for k, v in self._env.items() if not SECRET_NAME.search(k)},
             pid=self.child.pid,
             startup_s=round(waited_s, 3),
+            kv_cache_tokens=self.server.kv_cache_tokens(),
+            memory_bytes=_memory_bytes(self.child),
+            weights_bytes=_weights_bytes(self.child.log),
             log=self.child.log.name,
             started_at=self._started_at,
             notes=(*self.launch.notes, *((PREFORKED,) if self.prefork else ())),
@@ -121,6 +126,23 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _memory_bytes(child: Child) -> int | None:
+    """The host memory that is the child's processes' own (USS): what a fork shares is not."""
+    total = 0
+    for pid in child.pids():
+        with contextlib.suppress(psutil.Error):
+            total += int(psutil.Process(pid).memory_full_info().uss)
+    return total or None
+
+
+def _weights_bytes(log: Path) -> int | None:
+    """What the engine logs of the device memory that loading took, all its workers together."""
+    with contextlib.suppress(OSError):
+        found = LOADING_TOOK.findall(log.read_text(encoding="utf-8", errors="replace"))
+        return int(sum(float(gib) for gib in found) * (1 << 30)) or None
+    return None
 
 
 def _must_be_ours(server: Server, child: Child, port: int) -> None:
