@@ -163,22 +163,20 @@ def run(
 ) -> None:
     """Launch the engines of a config, send the prompts, keep what happened."""
     from specbench import prepare as preparing
-    from specbench import run as story
     from specbench import store as stores
-    from specbench.render.progress import RunProgress
 
-    console = _stderr()
     if resume is not None:
         if config is not None or overrides or run_id:
             raise UserError("--resume goes on with a run's own config; leave out the others.")
         store = stores.RunStore.open(_run_folder(resume, results))
-        config_of_run, prompts = preparing.stored(store)
+        config_of_run, earlier = preparing.stored(store)
         prepared = preparing.prepare(
             config_of_run,
             config_path=store.path / "run.json",
             prompt_folders=(),
             say=_say,
-            stored_prompts=prompts,
+            earlier=earlier,
+            dry=dry_run,
         )
     else:
         path, parsed = _load_config(config, overrides)
@@ -194,9 +192,17 @@ def run(
     if dry_run:
         _print_plan(prepared)
         return
+    _carry_out(prepared, store)
+
+
+def _carry_out(prepared: "Prepared", store: "RunStore") -> None:
+    """Do what *store* lacks of the run, say where it is; EngineError where a part failed."""
+    from specbench import run as story
+    from specbench.render.progress import RunProgress
+
     done = sum(1 for case in prepared.plan.cases for _ in store.requests(case.id))
     try:
-        with store, RunProgress(prepared.requests, done, console) as progress:
+        with store, RunProgress(prepared.requests, done, _stderr()) as progress:
             status = story.execute(prepared, store, progress)
     except KeyboardInterrupt:
         raise Interrupted(store.path) from None
@@ -236,7 +242,9 @@ def _print_plan(prepared: "Prepared") -> None:
 
     plan = prepared.plan
     typer.echo(
-        f"{len(plan.cases)} cases, {prepared.requests} requests, {plan.starts} engine starts"
+        f"{len(plan.cases)} cases, {prepared.requests} requests, {plan.starts} engine starts; "
+        f"{plan.schedule}, {plan.together} engines up at once"
+        + (f" ({prepared.room})" if prepared.room else "")
     )
     for number, stage in enumerate(plan.stages, 1):
         typer.echo(f"\nstage {number}: {', '.join(arm.id for arm in stage.arms)}")
@@ -247,6 +255,8 @@ def _print_plan(prepared: "Prepared") -> None:
             for case in round_:
                 prompts = len(prepared.prompt_sets[case.prompt_set].prompts)
                 typer.echo(f"  {case.id}: {prompts} prompts")
+    if chooses := [one.label for one in prepared.config.speculation if one.choose_k]:
+        typer.echo(f"\nand then the best k of {' and '.join(chooses)}, beside the baseline")
 
 
 def _run_folder(given: Path, results: Path) -> Path:
@@ -268,7 +278,15 @@ def report(
     form: Annotated[
         str, typer.Option("--format", "-f", help="table, markdown, csv or json.")
     ] = "table",
-    by: Annotated[str | None, typer.Option(help="category: a row for each category.")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Split rows by category, turn, length (of prompts) or position (of output)."
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 if any row is flagged or unmeasured.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to a file instead.")
     ] = None,
@@ -276,36 +294,214 @@ def report(
 ) -> None:
     """The table of a run: latency, throughput, acceptance length and speed-up of every arm."""
     from specbench import store as stores
+    from specbench.analysis.curves import curves
     from specbench.analysis.rows import rows as make_rows
+    from specbench.analysis.slices import WAYS
     from specbench.render import report as rendering
     from specbench.render.read import measured_cases
 
     _one_of("--format", form, ("table", *rendering.FORMATS))
-    _one_of("--by", by, ("category",))
     folder = _run_folder(run_folder, results) if run_folder else stores.latest(results)
     store = stores.RunStore.open(folder)
+    cases = list(measured_cases(store))
     rows = make_rows(
-        measured_cases(store),
+        cases,
         baseline=_baseline(store),
-        by_category=by == "category",
+        by=_one_of("--by", by, WAYS),
         greedy=store.document["config"]["sampling"]["temperature"] == 0,
     )
+    found = [] if by else curves(cases, baseline=_baseline(store))
+    findings = rendering.Findings(rows, found, by)
     if form == "table":
         size, colour = _terminal()
-        text = rendering.as_table(store.document, rows, width=size, colour=colour and not output)
+        text = rendering.as_table(
+            store.document, findings, width=size, colour=colour and not output
+        )
     else:
-        text = rendering.FORMATS[form](store.document, rows)
+        text = rendering.FORMATS[form](store.document, findings)
     if output is None:
         typer.echo(text, nl=False)
     else:
         stores.write_text(output, text)
     if store.status() is None:
         _say(f"{folder} is unfinished; go on with `specbench run --resume {folder}`.")
+    flagged = [row for row in rows if row.flags or row.problem]
+    if strict and flagged:
+        _say(f"{len(flagged)} of {len(rows)} rows are flagged (--strict).")
+        raise typer.Exit(1)
+
+
+# --- what-if -------------------------------------------------------------------------------------
+
+
+@app.command(
+    "what-if",
+    epilog="Examples: specbench what-if --tau 2.5 · specbench what-if results/RUN --tau 2.5 --k 4 · "
+    "specbench what-if --tau 2.5 --k 4 --method eagle --measure",
+)
+def what_if(
+    run_folder: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run (default: the latest).")
+    ] = None,
+    tau: Annotated[
+        float, typer.Option(help="Acceptance length: tokens per target step, bonus included.")
+    ] = ...,  # type: ignore[assignment]  # typer's mark for an option that must be given
+    k: Annotated[
+        int | None, typer.Option(min=1, help="At this k (default: each k that was measured).")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Of this method only (default: each of the run).")
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Start engines whose acceptance is held there (vLLM's synthetic)."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    results: Results = Path("results"),
+) -> None:
+    """The speed-up that a head's claimed acceptance length would give on this machine."""
+    from specbench import store as stores
+    from specbench.analysis.curves import curves, estimates
+    from specbench.render.estimates import as_json as to_json
+    from specbench.render.estimates import as_text as to_text
+    from specbench.render.read import measured_cases
+
+    folder = _run_folder(run_folder, results) if run_folder else stores.latest(results)
+    store = stores.RunStore.open(folder)
+    found = curves(measured_cases(store), baseline=_baseline(store))
+    if method is not None:
+        there = list(dict.fromkeys(curve.label for curve in found))
+        found = [curve for curve in found if curve.label == method]
+        if not found:
+            raise UserError(
+                f"{folder} has no method {method}.", hint=f"It has: {', '.join(there)}."
+            )
+    timed = [curve for curve in found if curve.model]
+    if not timed:
+        raise UserError(
+            f"{folder} does not tell the time of a step.",
+            hint="It takes vanilla and a speculative arm, with per-request metrics.",
+        )
+    made = estimates(timed, tau, k)
+    if not made:
+        deepest = max(one for curve in timed if curve.model for one in curve.model.step_ms)
+        raise UserError(
+            f"{tau:g} tokens a step cannot be at any k that was measured (1 to {deepest}).",
+            hint="A step emits 1 to k + 1 tokens; give --k for another k.",
+        )
+    if not (measure and as_json):
+        typer.echo(to_json(made) if as_json else to_text(made), nl=False)
+    if measure:
+        _measure_synthetic(store, results, sorted({one.label for one in made}), tau, k)
+
+
+def _measure_synthetic(
+    store: "RunStore", results: Path, labels: list[str], tau: float, k: int | None
+) -> None:
+    """A run of its own, whose acceptance is held at *tau*."""
+    from specbench import prepare as preparing
+    from specbench import store as stores
+    from specbench import whatif
+    from specbench.engines.installation import require_installation
+
+    if k is None or len(labels) > 1:
+        raise UserError(
+            "--measure takes one arm.",
+            hint=f"Give --k, and --method (one of {', '.join(labels)}).",
+        )
+    config, earlier = preparing.stored(store)
+    if config.engine.url or config.load.client == "replay":
+        raise UserError("--measure starts engines; this run started none.")
+    names = require_installation(config.engine).names
+    held = whatif.synthetic_config(config, names, label=labels[0], k=k, tau=tau)
+    path = store.path / "run.json"
+    prepared = preparing.prepare(
+        held,
+        config_path=path,
+        prompt_folders=(),
+        earlier=preparing.Earlier(earlier.prompt_sets),
+        say=_say,
+    )
+    about = preparing.document(prepared, config_path=path, command=_command())
+    made = stores.RunStore.create(results, stores.new_run_id("what-if"), about)
+    _carry_out(prepared, made)
+    _say(f"See: specbench report {made.path}")
 
 
 def _baseline(store: "RunStore") -> str | None:
     arms: list[str] = store.document["arms"]
     return "vanilla" if "vanilla" in arms else None
+
+
+# --- verify --------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples: specbench verify --config demo · "
+    "specbench verify --config demo --set sampling.temperature=1 --samples 400 --json"
+)
+def verify(
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="A config file, or the name of one.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. speculation.k=3."),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=20, help="Temperature > 0: samples of each prompt (default: 200)."),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Temperature 0: share of outputs that may differ (float32: 0)."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    results: Results = Path("results"),
+    datasets: Datasets = Path("datasets"),
+) -> None:
+    """Does speculation leave alone what is said? Exit 1 if an arm differs from vanilla."""
+    import json
+
+    from specbench import prepare as preparing
+    from specbench import store as stores
+    from specbench import verify as verifying
+    from specbench.render.progress import RunProgress
+
+    if config is None:
+        raise UserError("Name a config: specbench verify --config demo.yaml.")
+    path, parsed = _load_config(config, overrides)
+    prepared = verifying.prepare(
+        parsed,
+        config_path=path,
+        prompt_folders=(datasets, Path()),
+        say=_say,
+        samples=samples,
+        tolerance=tolerance,
+    )
+    document = preparing.document(prepared, config_path=path, command=_command())
+    run_id = stores.new_run_id(parsed.name or path.stem)
+    store = stores.RunStore.create(results / verifying.FOLDER, run_id, document)
+    try:
+        with store, RunProgress(prepared.requests, 0, _stderr()) as progress:
+            verdict = verifying.verify(prepared, store, progress, tolerance=tolerance)
+    except KeyboardInterrupt:
+        _say("specbench: interrupted; the engines are stopped")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(verdict.document(), indent=1))
+    else:
+        typer.echo("\n".join(verdict.lines()))
+        _say(f"The facts: {store.path}")
+    if verdict.differs:
+        raise typer.Exit(1)
+    if verdict.unknown:
+        arms = ", ".join(finding.arm for finding in verdict.unknown)
+        raise EngineError(f"Not verified: {arms}.", hint=f"See the logs in {store.path}/engines.")
 
 
 # --- the terminal --------------------------------------------------------------------------------

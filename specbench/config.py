@@ -72,11 +72,15 @@ class Speculation(Strict):
     """One method and its axis of k. Keys beyond these are vLLM's, and go to it as they are.
 
     `extra` holds keys that specbench does not know (a newer vLLM's): they are not checked.
+    `k: auto` measures k = 1 and `k_max`, predicts every k between and measures the best of them; it
+    is short for `k: [1, k_max]` with `choose_k: true`.
     """
 
     method: str
     model: str | None = None
     k: KAxis
+    k_max: Annotated[StrictInt, Field(ge=2, le=1000)] = 5
+    choose_k: StrictBool = False
     name: Name | None = None
     options: dict[str, JsonValue] = {}
     extra: dict[str, JsonValue] = {}
@@ -99,6 +103,8 @@ class Speculation(Strict):
                 raise ValueError(f"write {key} beside `method`, not in `options`")
             if key not in known:
                 raise ValueError(_unknown(str(key), {*cls.model_fields, *known}, renamed))
+        if own.get("k") == "auto":
+            own |= {"k": [1, own.get("k_max", cls.model_fields["k_max"].default)], "choose_k": True}
         return {**own, "options": {**options, **passed}}
 
     @field_validator("extra")
@@ -129,9 +135,24 @@ class Speculation(Strict):
 
     @model_validator(mode="after")
     def _draft_named(self) -> "Speculation":
+        if self.choose_k and not vllm_names.drafts_are_chains(self.method):
+            raise ValueError(
+                f"k: auto predicts from k_max, but the drafts of {self.method} are no chains, of "
+                "which the first tokens are what a smaller k drafts; list the k to measure"
+            )
+        parallel = self.options.get("parallel_drafting") or self.extra.get("parallel_drafting")
+        if self.choose_k and parallel:
+            raise ValueError("k: auto needs drafts made one after the other (parallel_drafting)")
+        if self.choose_k and (min(self.k) != 1 or len(self.k) < 2):
+            raise ValueError("choose_k needs k = 1 and a larger one to predict from")
         if self.model is None and self.method in ("eagle", "eagle3", "draft_model", "medusa"):
             raise ValueError(f"method {self.method} needs `model`: the path or hub id of its draft")
         return self
+
+    @property
+    def label(self) -> str:
+        """What its arms are called by, before their k."""
+        return self.name or self.method
 
     def vllm_config(self, k: int) -> dict[str, Any]:
         """The `speculative_config` that vLLM gets at this k (k > 0)."""
@@ -238,6 +259,22 @@ class PromptSetRef(Strict):
     turns: Literal["first", "all"] | None = None
 
 
+def _precision(value: Any) -> Any:  # noqa: ANN401
+    return {"within": value} if isinstance(value, int | float) else value
+
+
+class Precision(Strict):
+    """Go on sending prompts until every arm's speed-up is known this well.
+
+    `within` is the half-width of its 95% interval as a share (0.02: ±2%), `of` the question: on
+    this prompt set, or on prompts like these. It ends at `max_cycles` passes over the prompts too.
+    """
+
+    within: Number = Field(gt=0, lt=1)
+    of: Literal["this_set", "like_these"] = "this_set"
+    max_cycles: Annotated[StrictInt, Field(ge=1, le=10_000)] = 10
+
+
 def _prompt_refs(value: Any) -> Any:  # noqa: ANN401
     return [{"set": item} if isinstance(item, str) else item for item in _listed(value)]
 
@@ -257,7 +294,8 @@ class Config(Strict):
     sampling: Sampling = Sampling()
     engine: Engine = Engine()
     load: Load = Load()
-    schedule: Literal["blocks", "interleaved"] = "blocks"
+    schedule: Literal["auto", "interleaved", "blocks"] = "auto"
+    precision: Annotated[Precision | None, BeforeValidator(_precision)] = None
     seed: Seed = 0
 
     @field_validator("max_tokens", "concurrency")
@@ -265,6 +303,16 @@ class Config(Strict):
     def _each_value_once(cls, values: tuple[int, ...]) -> tuple[int, ...]:
         _no_repeats(values)
         return values
+
+    @model_validator(mode="after")
+    def _precision_needs_pairs(self) -> "Config":
+        if self.precision and self.schedule == "blocks":
+            raise ValueError("precision needs pairs as they come: schedule: interleaved or auto")
+        chooses = any(one.choose_k for one in self.speculation)
+        for asked, name in ((self.precision, "precision"), (chooses, "k: auto")):
+            if asked and (not self.baseline or self.engine.url or not self.speculation):
+                raise ValueError(f"{name} is about speed-ups: it needs the baseline beside an arm")
+        return self
 
     @model_validator(mode="after")
     def _one_arm_behind_a_url(self) -> "Config":
@@ -489,6 +537,7 @@ def _model_at(location: Sequence[str | int]) -> type[BaseModel]:
     inside: dict[str, type[BaseModel]] = {
         "speculation": Speculation,
         "prompts": PromptSetRef,
+        "precision": Precision,
         "sampling": Sampling,
         "engine": Engine,
         "load": Load,

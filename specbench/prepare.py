@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,41 @@ from specbench.engines.installation import (
     require_installation,
 )
 from specbench.engines.launch import Launch, plan_launch
+from specbench.engines.memory import Room, engines_that_fit
+from specbench.engines.server import Server
 from specbench.errors import ConfigError, PromptError, StoreError
+from specbench.load.base import LoadGenerator
 from specbench.prompts.sets import PromptSet, load_prompt_set, prompt_set_sha256
 from specbench.store import RunStore
-from specbench.sweep import Plan, plan
+from specbench.sweep import Plan, arms_of, plan
+
+PAIR = 2
+
+
+@dataclass(frozen=True)
+class Models:
+    """What the engines load: the target's path or id, and each draft's by its name in the config."""
+
+    target: str
+    drafts: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A config with everything that it names looked up."""
+    """A config with everything that it names looked up.
+
+    `room` says in words how many engines fit together. `client_of` makes the load generator of an
+    engine (its server, arm, start), where that is not what the config says.
+    """
 
     config: Config
     plan: Plan
     prompt_sets: Mapping[str, PromptSet]
     launches: Mapping[str, Launch]
     installation: Installation | None
+    models: Models | None = None
+    room: str | None = None
+    client_of: Callable[[Server, str, int], LoadGenerator] | None = None
 
     @property
     def requests(self) -> int:
@@ -43,25 +63,41 @@ class Prepared:
         return sum(per_set[case.prompt_set] for case in self.plan.cases)
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier attempt at a run settled: the prompts, and what its plan hung on.
+
+    `together` engines were up at once (None: to be found out); `chosen_k` is what `k: auto` came to.
+    """
+
+    prompt_sets: Mapping[str, PromptSet]
+    together: int | None = None
+    chosen_k: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
 def prepare(
     config: Config,
     *,
     config_path: Path | str,
     prompt_folders: Sequence[Path],
     say: Callable[[str], None] = lambda _: None,
-    stored_prompts: Mapping[str, PromptSet] | None = None,
+    earlier: Earlier | None = None,
     dry: bool = False,
 ) -> Prepared:
     """Look up prompts, models and the engine; nothing is started.
 
-    With *dry* nothing is fetched either, and a machine without a vLLM will do.
+    With *dry* nothing is fetched either, and a machine without a vLLM will do. What an *earlier*
+    attempt at the same run settled is kept.
 
     Raises:
         ConfigError, PromptError, EngineError: what is missing and how to get it.
     """
-    prompt_sets = dict(stored_prompts or _load_prompts(config, config_path, prompt_folders))
-    the_plan = plan(config, list(prompt_sets))
+    chosen = earlier.chosen_k if earlier else None
+    prompt_sets = dict(
+        earlier.prompt_sets if earlier else _load_prompts(config, config_path, prompt_folders)
+    )
     if config.engine.url or config.load.client == "replay":
+        the_plan = plan(config, list(prompt_sets), chosen=chosen)
         return Prepared(config, the_plan, prompt_sets, {}, None)
     if dry:
         installation = find_installation(config.engine.python) or absent_installation()
@@ -69,21 +105,72 @@ def prepare(
         installation = require_installation(config.engine)
     check_names(config_path, config, installation.names)
     resolve = partial(demo.resolve, say=say, build=not dry)
-    model = resolve(config.model)
+    drafts = {arm.draft: resolve(arm.draft) for arm in arms_of(config) if arm.draft}
+    models = Models(resolve(config.model), drafts)
+    room = engines_that_fit(
+        config, installation, target=models.target, drafts=tuple(drafts.values())
+    )
+    together = earlier.together if earlier else None
+    if together is None:
+        together = _together(config, config_path, room)
+    the_plan = plan(config, list(prompt_sets), together=together, chosen=chosen)
+    prepared = Prepared(config, the_plan, prompt_sets, {}, installation, models, room.reason)
+    return replace(prepared, launches=_launches(prepared, the_plan.together))
+
+
+def _together(config: Config, config_path: Path | str, room: Room) -> int:
+    """How many engines are up together.
+
+    Raises:
+        ConfigError: `schedule: interleaved`, and a pair does not fit.
+    """
+    if config.schedule == "blocks":
+        return 1
+    if room.engines is not None and room.engines >= PAIR:
+        return room.engines
+    if config.schedule == "auto" and config.precision is None:
+        return 1
+    if room.engines is None:
+        return PAIR  # the user says that it fits; a pair is what takes least
+    key = "schedule" if config.schedule == "interleaved" else "precision"
+    raise ConfigError(
+        config_path,
+        key,
+        f"needs the baseline and an arm up together, and they do not fit: {room.reason}",
+        hint="Write `schedule: blocks` (and leave `precision` out), or give the engines less.",
+    )
+
+
+def _launches(prepared: Prepared, together: int) -> dict[str, Launch]:
+    """The command line of every arm, the same apart from their speculation."""
+    installation, models = prepared.installation, prepared.models
+    assert installation is not None
+    assert models is not None
     launches = {}
-    for arm in the_plan.arms:
+    for arm in prepared.plan.arms:
         speculative = dict(arm.speculative_config) if arm.speculative_config else None
         if speculative and arm.draft:
-            speculative["model"] = resolve(arm.draft)
-        together = max(len(stage.arms) for stage in the_plan.stages)
+            speculative["model"] = models.drafts[arm.draft]
         launches[arm.id] = plan_launch(
-            config,
+            prepared.config,
             installation,
-            model=model,
+            model=models.target,
             speculative_config=speculative,
             engines_together=together,
         )
-    return Prepared(config, the_plan, prompt_sets, launches, installation)
+    return launches
+
+
+def with_chosen_k(prepared: Prepared, chosen: Mapping[str, Sequence[int]]) -> Prepared:
+    """*prepared* with the arms that `k: auto` came to, each beside the baseline, after all else."""
+    before = prepared.plan
+    extended = plan(
+        prepared.config, list(prepared.prompt_sets), together=before.together, chosen=chosen
+    )
+    more = replace(prepared, plan=extended)
+    if prepared.installation is None:
+        return more
+    return replace(more, launches=_launches(more, before.together))
 
 
 def _load_prompts(
@@ -118,7 +205,23 @@ def _subset(prompt_set: PromptSet, ref: PromptSetRef) -> PromptSet:
             f"prompt {many.id} has {len(many.turns)} turns; a completion has one",
             hint="Use `style: chat` or `turns: first`.",
         )
-    return replace(prompt_set, prompts=tuple(prompts), sha256=prompt_set_sha256(prompts))
+    return replace(
+        prompt_set,
+        prompts=tuple(prompts),
+        sha256=prompt_set_sha256(prompts),
+        available=len(prompt_set.prompts),
+    )
+
+
+def plan_document(the_plan: Plan) -> dict[str, Any]:
+    """The plan's part of run.json, which `k: auto` adds to."""
+    return {
+        "schedule": the_plan.schedule,
+        "arms": [arm.id for arm in the_plan.arms],
+        "methods": {a.id: {"method": a.method, "k": a.k, "label": a.label} for a in the_plan.arms},
+        "order": [[arm.id for arm in stage.arms] for stage in the_plan.stages],
+        "cases": [vars(case) for case in the_plan.cases],
+    }
 
 
 def document(prepared: Prepared, *, config_path: Path | str, command: list[str]) -> dict[str, Any]:
@@ -127,14 +230,13 @@ def document(prepared: Prepared, *, config_path: Path | str, command: list[str])
         "command": command,
         "config_path": str(config_path),
         "config": prepared.config.model_dump(mode="json"),
-        "arms": [arm.id for arm in prepared.plan.arms],
-        "methods": {a.id: {"method": a.method, "k": a.k} for a in prepared.plan.arms},
-        "order": [[arm.id for arm in stage.arms] for stage in prepared.plan.stages],
-        "cases": [vars(case) for case in prepared.plan.cases],
+        **plan_document(prepared.plan),
+        "room": prepared.room,
         "prompt_sets": {
             name: {
                 "sha256": prompts.sha256,
                 "prompts": len(prompts.prompts),
+                "available": prompts.available,
                 "source": prompts.source,
             }
             for name, prompts in prepared.prompt_sets.items()
@@ -144,8 +246,8 @@ def document(prepared: Prepared, *, config_path: Path | str, command: list[str])
     }
 
 
-def stored(store: RunStore) -> tuple[Config, dict[str, PromptSet]]:
-    """The config and the prompts of a run folder, to go on with it.
+def stored(store: RunStore) -> tuple[Config, Earlier]:
+    """The config of a run folder and what was settled there, to go on with it.
 
     Raises:
         StoreError: the kept prompts are not those that the run started with.
@@ -162,5 +264,7 @@ def stored(store: RunStore) -> tuple[Config, dict[str, PromptSet]]:
             sha256=kept["sha256"],
             source=kept["source"],
             path=store.path / "prompts" / f"{name}.jsonl",
+            available=kept.get("available"),
         )
-    return config, sets
+    together = max(len(arms) for arms in store.document["order"])
+    return config, Earlier(sets, together, store.document.get("chosen_k", {}))

@@ -6,12 +6,15 @@ A failed engine or request becomes a fact about its case; the sweep goes on with
 """
 
 import itertools
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specbench.analysis.curves import curves
+from specbench.analysis.precision import PrecisionWatch
 from specbench.config import Config
 from specbench.engines import counters, vllm
 from specbench.engines.process import Child, PreforkServer, log_tail
@@ -20,10 +23,11 @@ from specbench.errors import EngineError
 from specbench.load.base import LoadGenerator, warm_up_prompts
 from specbench.load.direct import DirectClient
 from specbench.load.replay import ReplayClient
-from specbench.prepare import Prepared
+from specbench.prepare import Prepared, plan_document, with_chosen_k
 from specbench.records import CounterSpan, EngineCounters, EngineFacts, Prompt, RequestRecord
+from specbench.render.read import measured_cases
 from specbench.store import RunStore
-from specbench.sweep import Arm, Case, Stage, turns
+from specbench.sweep import VANILLA, Arm, Case, Stage, turns
 
 FAILURES_THAT_STOP_A_CASE = 3
 
@@ -61,14 +65,56 @@ def execute(prepared: Prepared, store: RunStore, progress: Progress) -> str:
     """
     for name, prompts in prepared.prompt_sets.items():
         store.save_prompts(name, prompts.prompts)
-    for stage in prepared.plan.stages:
-        todo = [c for round_ in stage.rounds for c in round_ if not _is_measured(store, c)]
-        if todo:
-            _run_stage(prepared, store, progress, stage, {case.id for case in todo})
+    _run_stages(prepared, store, progress)
+    if (
+        any(one.choose_k for one in prepared.config.speculation)
+        and "chosen_k" not in store.document
+    ):
+        prepared = _choose_k(prepared, store, progress)
+        _run_stages(prepared, store, progress)
     done = [store.case_status(case.id) for case in prepared.plan.cases]
     status = "ok" if all(d and d["status"] == "ok" for d in done) else "partial"
     store.finish(status)
     return status
+
+
+def _run_stages(prepared: Prepared, store: RunStore, progress: Progress, *, since: int = 0) -> None:
+    for stage in prepared.plan.stages[since:]:
+        todo: set[str] = set()
+        for round_ in stage.rounds:
+            left = {case.id for case in round_ if not _is_measured(store, case)}
+            if left and prepared.config.precision:  # further passes need the baseline beside them
+                left |= {case.id for case in round_ if case.arm == VANILLA}
+            todo |= left
+        if todo:
+            _run_stage(prepared, store, progress, stage, todo)
+
+
+def _choose_k(prepared: Prepared, store: RunStore, progress: Progress) -> Prepared:
+    """Add the arms that `k: auto` comes to: for each condition, the k that is predicted best.
+
+    Nothing is chosen while something is missing; a resumed run chooses then.
+    """
+    missing = [case for case in prepared.plan.cases if not _is_measured(store, case)]
+    if missing:
+        progress.say(f"no k is chosen yet: {len(missing)} cases are not measured in full")
+        return prepared
+    choosing = {one.label for one in prepared.config.speculation if one.choose_k}
+    chosen: dict[str, list[int]] = {}
+    for curve in curves(measured_cases(store), baseline=VANILLA):
+        if curve.label not in choosing:
+            continue
+        if curve.predicted_best is None:
+            progress.say(f"{curve.label}: no k is chosen: {curve.not_predicted}")
+            continue
+        best, at = curve.predicted_best.k, curve.predicted
+        said = ", ".join(f"k={k} {at[k].speedup:.2f}x" for k in at)
+        progress.say(f"{curve.label} on {curve.condition[0]}: predicted {said}; best k = {best}")
+        if best and best not in chosen.setdefault(curve.label, []):
+            chosen[curve.label].append(best)
+    extended = with_chosen_k(prepared, chosen)
+    store.amend({"chosen_k": chosen, **plan_document(extended.plan)})
+    return extended
 
 
 def _is_measured(store: RunStore, case: Case) -> bool:
@@ -103,9 +149,9 @@ def _engines(
     ]
     with ExitStack() as stack:
         if prepared.config.load.client == "replay":
-            live = _replayed(prepared.config, store, wanted)
+            live = _replayed(prepared.config, store, stage, wanted)
         elif prepared.config.engine.url:
-            live = _attached(prepared.config, store, wanted, stack)
+            live = _attached(prepared, store, wanted, stack)
         else:
             live = _started(prepared, store, progress, stage, wanted, stack)
         for live_arm in live.values():
@@ -119,12 +165,18 @@ def _engines(
                     live_arm.child.ask_to_stop()
 
 
-def _replayed(config: Config, store: RunStore, arms: Sequence[Arm]) -> dict[str, LiveArm]:
+def _replayed(
+    config: Config, store: RunStore, stage: Stage, arms: Sequence[Arm]
+) -> dict[str, LiveArm]:
+    """Each arm's cases of the tape; of the same repeat and group where the tape has them."""
     assert config.load.tape is not None
     tape = RunStore.open(config.load.tape)
+    here = {(case.repeat, case.group) for round_ in stage.rounds for case in round_}
     live = {}
     for arm in arms:
-        case_ids = [case["id"] for case in tape.document["cases"] if case["arm"] == arm.id]
+        of_arm = [case for case in tape.document["cases"] if case["arm"] == arm.id]
+        alike = [c for c in of_arm if (c.get("repeat", 0), c.get("group", 0)) in here]
+        case_ids = [case["id"] for case in alike or of_arm]
         records = itertools.chain.from_iterable(tape.requests(case_id) for case_id in case_ids)
         start = store.next_start(arm.id)
         store.engine_folder(arm.id, start).mkdir(parents=True, exist_ok=True)
@@ -134,10 +186,10 @@ def _replayed(config: Config, store: RunStore, arms: Sequence[Arm]) -> dict[str,
 
 
 def _attached(
-    config: Config, store: RunStore, arms: Sequence[Arm], stack: ExitStack
+    prepared: Prepared, store: RunStore, arms: Sequence[Arm], stack: ExitStack
 ) -> dict[str, LiveArm]:
     (arm,) = arms
-    server = attach(config.engine)
+    server = attach(prepared.config.engine)
     stack.callback(server.close)
     start = store.next_start(arm.id)
     facts = EngineFacts(
@@ -152,7 +204,7 @@ def _attached(
         notes=("a server that was already up; its arguments are not known",),
     )
     store.save_engine(facts)
-    return {arm.id: LiveArm(arm, start, server, _client(config, server, start))}
+    return {arm.id: LiveArm(arm, start, server, _client(prepared, server, arm.id, start))}
 
 
 def _started(
@@ -188,7 +240,7 @@ def _started(
         for arm_id, facts in _wait_for(starting, store, progress, stage):
             store.save_engine(facts)
             engine = starting[arm_id]
-            client = _client(prepared.config, engine.server, facts.start)
+            client = _client(prepared, engine.server, arm_id, facts.start)
             arm = next(a for a in batch if a.id == arm_id)
             live[arm_id] = LiveArm(arm, facts.start, engine.server, client, engine.child)
     return live
@@ -261,7 +313,10 @@ def _fail_arm(
         progress.say(error.tail)
 
 
-def _client(config: Config, server: Server, start: int) -> LoadGenerator:
+def _client(prepared: Prepared, server: Server, arm: str, start: int) -> LoadGenerator:
+    if prepared.client_of is not None:
+        return prepared.client_of(server, arm, start)
+    config = prepared.config
     return DirectClient(
         url=server.url,
         served_model=server.served_model,
@@ -296,39 +351,121 @@ def _run_round(
     cases: Sequence[Case],
     live: dict[str, LiveArm],
 ) -> None:
+    """Every prompt to every case; with `precision`, again and again until the ratios are known."""
     prompts = prepared.prompt_sets[cases[0].prompt_set].prompts
-    done: dict[str, set[str]] = {}
     for case in cases:
         store.reopen_case(case.id)
-        done[case.id] = _whole_conversations(store, case, prompts)
+    watch = _watch(prepared, store, cases)
     stopped: dict[str, str] = {}
+    settled: dict[str, str] = {}
+    cycles = prepared.config.precision.max_cycles if watch and prepared.config.precision else 1
+    for cycle in range(cycles):
+        _run_cycle(prepared, store, progress, cases, live, cycle, watch, stopped, settled)
+        if watch is None or not _settle(watch, stopped, settled):
+            break
+    for case in cases:
+        problem = stopped.get(case.id) or _unpaired(prepared, watch, case, stopped, settled)
+        _close_case(store, case, prompts, problem)
+        if watch and case.id in watch.arms and not problem:
+            limit = f"{watch.reached(case.id)} after {cycles} passes: the limit"
+            progress.say(f"{case.id}: {settled.get(case.id, limit)}")
+
+
+def _unpaired(
+    prepared: Prepared,
+    watch: PrecisionWatch | None,
+    case: Case,
+    stopped: Mapping[str, str],
+    settled: Mapping[str, str],
+) -> str | None:
+    """Why an arm that should have been measured to a precision was not: it has no baseline."""
+    if prepared.config.precision is None or case.arm == VANILLA or case.id in settled:
+        return None
+    if watch is None:
+        return "no precision without the baseline, whose engine is not up"
+    if watch.baseline in stopped:
+        return "no precision without the baseline, which broke off"
+    return None
+
+
+def _run_cycle(
+    prepared: Prepared,
+    store: RunStore,
+    progress: Progress,
+    cases: Sequence[Case],
+    live: dict[str, LiveArm],
+    cycle: int,
+    watch: PrecisionWatch | None,
+    stopped: dict[str, str],
+    settled: dict[str, str],
+) -> None:
+    """One pass over the prompts, in file order the first time and in a fresh one from then on."""
+    prompts = list(prepared.prompt_sets[cases[0].prompt_set].prompts)
+    seed = f"{prepared.config.seed} {cases[0].conditions}" + (f" {cycle}" if cycle else "")
+    if cycle:
+        random.Random(seed).shuffle(prompts)
+    done = {case.id: _whole_conversations(store, case, prompts, cycle) for case in cases}
     in_turns = cases[0].concurrency == 1 and all(
         live[case.arm].client.unit == "conversation" for case in cases
     )
     units: list[Sequence[Prompt]] = [[p] for p in prompts] if in_turns else [prompts]
-    seed = f"{prepared.config.seed} {cases[0].conditions}"
-    for case, unit in turns(cases, units, seed):
-        left = [prompt for prompt in unit if prompt.id not in done[case.id]]
-        if left and case.id not in stopped:
-            problem = _send(store, progress, case, left, live[case.arm])
-            if problem:
-                stopped[case.id] = problem
-                progress.say(f"{case.id}: {problem}")
+    for unit, order in turns(cases, units, seed):
+        for case in order:
+            left = [prompt for prompt in unit if prompt.id not in done[case.id]]
+            if left and case.id not in stopped and case.id not in settled:
+                problem = _send(store, progress, case, left, live[case.arm], cycle, watch)
+                if problem:
+                    stopped[case.id] = problem
+                    progress.say(f"{case.id}: {problem}")
+
+
+def _watch(prepared: Prepared, store: RunStore, cases: Sequence[Case]) -> PrecisionWatch | None:
+    """What tells when to stop, fed with what an earlier attempt measured; None without need."""
+    arms = {arm.id: arm for arm in prepared.plan.arms}
+    baseline = [case for case in cases if arms[case.arm].k == 0]
+    others = {case.id: arms[case.arm].k > 0 for case in cases if case not in baseline}
+    if prepared.config.precision is None or not baseline or not others:
+        return None
+    watch = PrecisionWatch(
+        prepared.config.precision,
+        baseline[0].id,
+        others,
+        prepared.prompt_sets[cases[0].prompt_set].available,
+    )
     for case in cases:
-        _close_case(store, case, prompts, stopped.get(case.id))
+        for record in store.requests(case.id):
+            watch.add(case.id, record)
+    return watch
 
 
-def _whole_conversations(store: RunStore, case: Case, prompts: Sequence[Prompt]) -> set[str]:
-    """The prompts whose every turn is measured already."""
+def _settle(watch: PrecisionWatch, stopped: Mapping[str, str], settled: dict[str, str]) -> bool:
+    """Note which arms are known well enough; whether any is left. The baseline goes on till then."""
+    for case_id in watch.arms:
+        if case_id not in settled and case_id not in stopped and (why := watch.settled(case_id)):
+            settled[case_id] = why
+    left = watch.arms.keys() - settled.keys() - stopped.keys()
+    return bool(left) and watch.baseline not in stopped
+
+
+def _whole_conversations(
+    store: RunStore, case: Case, prompts: Sequence[Prompt], cycle: int = 0
+) -> set[str]:
+    """The prompts whose every turn is measured already in this pass."""
     measured: dict[str, set[int]] = {}
     for record in store.requests(case.id):
-        if record.ok:
+        if record.ok and record.cycle == cycle:
             measured.setdefault(record.prompt_id, set()).add(record.turn)
     return {p.id for p in prompts if measured.get(p.id, set()) >= set(range(len(p.turns)))}
 
 
 def _send(
-    store: RunStore, progress: Progress, case: Case, prompts: Sequence[Prompt], arm: LiveArm
+    store: RunStore,
+    progress: Progress,
+    case: Case,
+    prompts: Sequence[Prompt],
+    arm: LiveArm,
+    cycle: int,
+    watch: PrecisionWatch | None,
 ) -> str | None:
     """Send *prompts* for *case*, with the counters read around them; why it must stop, or None."""
     sent: list[RequestRecord] = []
@@ -336,8 +473,11 @@ def _send(
 
     def keep(record: RequestRecord) -> None:
         nonlocal failed
+        record = record.model_copy(update={"cycle": cycle}) if cycle else record
         store.append_request(case.id, record)
         sent.append(record)
+        if watch is not None:
+            watch.add(case.id, record)
         failed = 0 if record.ok else failed + 1
         progress.advance(case, record)
 

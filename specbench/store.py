@@ -17,7 +17,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,6 +106,11 @@ class RunStore:
         self._lock.close()
 
     # --- writing ---
+
+    def amend(self, changes: Mapping[str, Any]) -> None:
+        """Put *changes* into run.json: what was planned on the way."""
+        self.document |= changes
+        write_document(self.path / "run.json", self.document)
 
     def save_prompts(self, name: str, prompts: Sequence[Prompt]) -> None:
         """Keep the prompts that are about to be sent."""

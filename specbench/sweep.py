@@ -3,9 +3,10 @@
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from specbench.config import Config, Speculation
 from specbench.errors import UserError
@@ -15,18 +16,22 @@ VANILLA = "vanilla"
 
 @dataclass(frozen=True)
 class Arm:
-    """One engine set-up: the target with one method and k (`speculative_config` as vLLM gets it)."""
+    """One engine set-up: the target with one method and k (`speculative_config` as vLLM gets it).
+
+    Arms with the same `label` differ in k only.
+    """
 
     id: str
     method: str
     k: int
+    label: str = VANILLA
     draft: str | None = None
     speculative_config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the sweep."""
+    """One cell of the sweep. `group` numbers the arms that are up together with a baseline."""
 
     id: str
     arm: str
@@ -34,11 +39,12 @@ class Case:
     max_tokens: int
     concurrency: int
     repeat: int
+    group: int = 0
 
     @property
-    def conditions(self) -> tuple[str, int, int, int]:
+    def conditions(self) -> tuple[str, int, int, int, int]:
         """What a case shares with the baseline's case that it is paired with."""
-        return (self.prompt_set, self.max_tokens, self.concurrency, self.repeat)
+        return (self.prompt_set, self.max_tokens, self.concurrency, self.repeat, self.group)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,12 @@ class Plan:
 
     arms: tuple[Arm, ...]
     stages: tuple[Stage, ...]
+    schedule: Literal["interleaved", "blocks"]
+
+    @property
+    def together(self) -> int:
+        """How many engines are up at once, at most."""
+        return max(len(stage.arms) for stage in self.stages)
 
     @property
     def cases(self) -> list[Case]:
@@ -74,19 +86,22 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
     """The baseline first (when asked for), then each method at each k. k = 0 is vanilla.
 
     Raises:
-        UserError: two entries of `speculation` make the same arm.
+        UserError: two entries of `speculation` have the same label.
     """
     arms: dict[str, Arm] = {}
     if config.baseline and not config.engine.url:
         arms[VANILLA] = Arm(VANILLA, VANILLA, 0)
+    labels: set[str] = set()
     for speculation in config.speculation:
+        if speculation.label in labels and any(speculation.k):
+            raise UserError(
+                f"Two entries of `speculation` are called {speculation.label}: their arms would "
+                "stand for one method.",
+                hint="Give one of them a `name`.",
+            )
+        labels |= {speculation.label} if any(speculation.k) else set()
         for k in speculation.k:
             arm = _arm(speculation, k)
-            if arm.id in arms and arm.id != VANILLA:
-                raise UserError(
-                    f"Two entries of `speculation` make the arm {arm.id}.",
-                    hint="Give one of them a `name`.",
-                )
             arms[arm.id] = arm
     if not arms:
         arms[VANILLA] = Arm(VANILLA, VANILLA, 0)
@@ -96,22 +111,34 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
 def _arm(speculation: Speculation, k: int) -> Arm:
     if k == 0:
         return Arm(VANILLA, VANILLA, 0)
-    name = speculation.name or speculation.method
     return Arm(
-        id=f"{name}-k{k}",
+        id=f"{speculation.label}-k{k}",
         method=speculation.method,
         k=k,
+        label=speculation.label,
         draft=speculation.model,
         speculative_config=speculation.vllm_config(k),
     )
 
 
-def plan(config: Config, set_names: Sequence[str]) -> Plan:
+def plan(
+    config: Config,
+    set_names: Sequence[str],
+    *,
+    together: int | None = None,
+    chosen: Mapping[str, Sequence[int]] | None = None,
+) -> Plan:
     """The stages of a run over the prompt sets *set_names*, shuffled by the config's seed.
 
-    `interleaved`: one stage, all arms up together, each started once. `blocks`: one arm at a
-    time, in an order shuffled anew for each repeat, so that drift of the machine does not fall
-    on the same arm every time.
+    Up to *together* engines are up at once (None: all that there are). Interleaved, the baseline is
+    up with as many arms as that allows, in as few groups as it takes, each prompt goes to all of a
+    group, and each group has its own measurement of the baseline. With room for one engine, or
+    `schedule: blocks`, arms are measured one after the other. In both every repeat starts its
+    engines anew, in an order shuffled anew, so that drift of the machine does not fall on the same
+    arm every time.
+
+    *chosen* are the k that `k: auto` came to, by the name of the speculation: each is one more arm,
+    beside the baseline, after all else.
 
     Raises:
         UserError: two prompt sets have names that make the same folder.
@@ -125,30 +152,76 @@ def plan(config: Config, set_names: Sequence[str]) -> Plan:
                 f"The prompt sets {name!r} and {slugs[_slug(name)]!r} would share a folder.",
                 hint="Rename one of them.",
             )
-    conditions = list(product(set_names, config.max_tokens, config.concurrency))
-    if config.schedule == "interleaved" and len(arms) > 1:
-        rounds = [
-            tuple(_case(arm, *condition, repeat) for arm in arms)
+    together = len(arms) if together is None else together
+    interleaved = config.schedule != "blocks" and together > 1 and len(arms) > 1
+    groups = _groups(arms, together if interleaved else 1)
+    stages = [
+        _stage(config, set_names, group, repeat, number if interleaved and len(groups) > 1 else 0)
+        for repeat in range(config.repeats)
+        for number, group in rng.sample(list(enumerate(groups)), len(groups))
+    ]
+    more = _chosen_arms(config, chosen or {}, {arm.id for arm in arms})
+    for number, arm in enumerate(more, len(groups)):
+        group = _groups((*_baseline(arms), arm), together if interleaved else 1)
+        stages += [
+            _stage(config, set_names, part, repeat, number)
             for repeat in range(config.repeats)
-            for condition in conditions
+            for part in group
         ]
-        return Plan(arms, (Stage(arms, tuple(rounds)),))
-    stages = []
-    for repeat in range(config.repeats):
-        for arm in rng.sample(arms, len(arms)):
-            rounds = [(_case(arm, *condition, repeat),) for condition in conditions]
-            stages.append(Stage((arm,), tuple(rounds)))
-    return Plan(arms, tuple(stages))
+    schedule: Literal["interleaved", "blocks"] = "interleaved" if interleaved else "blocks"
+    return Plan((*arms, *more), tuple(stages), schedule)
 
 
-def _case(arm: Arm, prompt_set: str, max_tokens: int, concurrency: int, repeat: int) -> Case:
+def _baseline(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    return tuple(arm for arm in arms if arm.id == VANILLA)
+
+
+def _groups(arms: Sequence[Arm], together: int) -> list[tuple[Arm, ...]]:
+    """The arms in groups of at most *together*, evenly filled; a shared baseline is in each."""
+    shared = _baseline(arms) if together > 1 else ()
+    others = [arm for arm in arms if arm not in shared]
+    if not others:
+        return [shared]
+    count = -(-len(others) // (together - len(shared)))
+    size, rest = divmod(len(others), count)
+    ends = [(i + 1) * size + min(i + 1, rest) for i in range(count)]
+    return [(*shared, *others[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def _chosen_arms(
+    config: Config, chosen: Mapping[str, Sequence[int]], there: AbstractSet[str]
+) -> list[Arm]:
+    arms = [
+        _arm(speculation, k)
+        for speculation in config.speculation
+        if speculation.choose_k
+        for k in chosen.get(speculation.label, ())
+    ]
+    return [arm for arm in arms if arm.id not in there]
+
+
+def _stage(
+    config: Config, set_names: Sequence[str], arms: tuple[Arm, ...], repeat: int, group: int
+) -> Stage:
+    conditions = product(set_names, config.max_tokens, config.concurrency)
+    rounds = (
+        tuple(_case(arm, *condition, repeat, group) for arm in arms) for condition in conditions
+    )
+    return Stage(arms, tuple(rounds))
+
+
+def _case(
+    arm: Arm, prompt_set: str, max_tokens: int, concurrency: int, repeat: int, group: int
+) -> Case:
+    number = f".g{group}" if group else ""
     return Case(
-        id=f"{arm.id}.{_slug(prompt_set)}.t{max_tokens}.c{concurrency}.r{repeat}",
+        id=f"{arm.id}.{_slug(prompt_set)}.t{max_tokens}.c{concurrency}.r{repeat}{number}",
         arm=arm.id,
         prompt_set=prompt_set,
         max_tokens=max_tokens,
         concurrency=concurrency,
         repeat=repeat,
+        group=group,
     )
 
 
@@ -159,13 +232,12 @@ def _slug(name: str) -> str:
 
 def turns(
     round_: Sequence[Case], units: Sequence[Sequence[Any]], seed: str
-) -> Iterator[tuple[Case, Sequence[Any]]]:
-    """Who is sent what, in order: every unit of prompts to each case of the round in turn.
+) -> Iterator[tuple[Sequence[Any], Sequence[Case]]]:
+    """Every unit of prompts with the round's cases in the order in which they are sent it.
 
     The order of the arms is drawn anew for each unit, so that none is always first; *seed* makes
     it repeatable.
     """
     rng = random.Random(seed)
     for unit in units:
-        for case in rng.sample(list(round_), len(round_)):
-            yield case, unit
+        yield unit, rng.sample(list(round_), len(round_))

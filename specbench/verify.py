@@ -30,7 +30,7 @@ from specbench.prompts.sets import PromptSet, prompt_set_sha256
 from specbench.records import Prompt, RequestRecord
 from specbench.run import Progress
 from specbench.store import RunStore
-from specbench.sweep import VANILLA
+from specbench.sweep import VANILLA, Case
 
 SCHEMA = 1  # of the JSON that `specbench verify --json` prints
 FOLDER = "verify"  # in results/; `specbench report` shows the latest run beside it
@@ -197,12 +197,17 @@ def _greedy_verdict(prepared: Prepared, store: RunStore, tolerance: float | None
     return Verdict(store.path, 0, findings, tuple(notes))
 
 
+def _beside(prepared: Prepared, arm: str, one: str) -> list[Case]:
+    """The cases of *one* that were measured together with *arm*, which has its own baseline."""
+    groups = {case.group for case in prepared.plan.cases if case.arm == arm}
+    return [case for case in prepared.plan.cases if case.arm == one and case.group in groups]
+
+
 def _greedy_finding(prepared: Prepared, store: RunStore, arm: str, limit: float | None) -> Finding:
     outputs = [
         {
             Key(f"{case.prompt_set}/{record.prompt_id}", record.turn, case.repeat): record
-            for case in prepared.plan.cases
-            if case.arm == one
+            for case in _beside(prepared, arm, one)
             for record in _answered(store, case.id)
         }
         for one in (VANILLA, arm)
@@ -284,14 +289,15 @@ def _seeded(config: Config, server: Server, arm: str, start: int) -> DirectClien
 
 
 def _sampling_verdict(prepared: Prepared, store: RunStore, progress: Progress) -> Verdict:
-    samples = {arm.id: _samples(prepared, store, arm.id) for arm in prepared.plan.arms}
-    baseline = samples.pop(VANILLA)
+    arms = [arm.id for arm in prepared.plan.arms if arm.id != VANILLA]
+    samples = {arm: _samples(store, _beside(prepared, arm, arm)) for arm in arms}
+    baselines = {arm: _samples(store, _beside(prepared, arm, VANILLA)) for arm in arms}
     compared: dict[str, Comparison] = {}
     unknown: dict[str, str] = {}
     for arm, drawn in samples.items():
         progress.waiting(f"comparing {arm}")
         problem = _unanswered(prepared, store, arm)
-        found = None if problem else distribution.compare(baseline, drawn)
+        found = None if problem else distribution.compare(baselines[arm], drawn)
         if found is None:
             unknown[arm] = problem or NO_IDS
         else:
@@ -300,6 +306,8 @@ def _sampling_verdict(prepared: Prepared, store: RunStore, progress: Progress) -
     notes: Iterable[str] = ()
     if compared:
         progress.waiting("simulating how small a difference these samples show")
+        # Where not all engines fit, each arm has a baseline of its own, all of the same size.
+        baseline = baselines[next(iter(compared))]
         power = distribution.power(baseline, alpha=ALPHA / len(compared))
         corrected = distribution.holm({arm: found.p_value for arm, found in compared.items()})
         for arm, found in compared.items():
@@ -309,8 +317,7 @@ def _sampling_verdict(prepared: Prepared, store: RunStore, progress: Progress) -
     return Verdict(store.path, prepared.config.sampling.temperature, in_order, tuple(notes))
 
 
-def _samples(prepared: Prepared, store: RunStore, arm: str) -> distribution.Samples:
-    cases = (case for case in prepared.plan.cases if case.arm == arm)
+def _samples(store: RunStore, cases: Iterable[Case]) -> distribution.Samples:
     records = chain.from_iterable(_answered(store, case.id) for case in cases)
     return distribution.samples_of(records, lambda record: record.prompt_id.rpartition("~")[0])
 
@@ -367,9 +374,7 @@ def _answered(store: RunStore, case_id: str) -> list[RequestRecord]:
 def _unanswered(prepared: Prepared, store: RunStore, arm: str) -> str | None:
     """Why nothing can be said of *arm*, or None."""
     drafted: list[int | None] = []
-    for case in prepared.plan.cases:
-        if case.arm not in (VANILLA, arm):
-            continue
+    for case in (*_beside(prepared, arm, VANILLA), *_beside(prepared, arm, arm)):
         asked = sum(len(p.turns) for p in prepared.prompt_sets[case.prompt_set].prompts)
         answered = _answered(store, case.id)
         if len(answered) < ENOUGH * asked:

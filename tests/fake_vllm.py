@@ -15,6 +15,16 @@ DATA = Path(__file__).with_name("data")
 STREAM = (DATA / "vllm_0.32_chat_eagle_k3.sse").read_bytes()
 COMPLETION = (DATA / "vllm_0.32_completion_eagle_k3.sse").read_bytes()
 EVENTS = [event + b"\n\n" for event in STREAM.strip().split(b"\n\n")]
+SPECULATIVE = "--speculative-config" in sys.argv
+
+
+def vanilla(event: bytes) -> bytes:
+    """The recorded *event* as an engine without speculation sends it."""
+    if b'"speculative_decoding"' not in event:
+        return event
+    chunk = json.loads(event.removeprefix(b"data: "))
+    del chunk["metrics"]["speculative_decoding"]
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
 def flag(name: str) -> str:
@@ -32,6 +42,8 @@ class Counters:
         per_pos = [5, 1, 0]
         lines = [f"vllm:generation_tokens_total {24 * n}", f"vllm:prompt_tokens_total {38 * n}"]
         lines += [f'vllm:request_success_total{{finished_reason="length"}} {n}']
+        if not SPECULATIVE:
+            return "\n".join(lines) + "\n"
         lines += [f"vllm:spec_decode_num_drafts_total {17 * n}"]
         lines += [f"vllm:spec_decode_num_draft_tokens_total {51 * n}"]
         lines += [f"vllm:spec_decode_num_accepted_tokens_total {6 * n}"]
@@ -110,6 +122,7 @@ async def stream(writer: asyncio.StreamWriter, body: dict[str, object]) -> bool:
         if number == 5 and MODE == "stalls":
             await writer.drain()
             await asyncio.sleep(3600)
+        event = event if SPECULATIVE else vanilla(event)
         writer.write(b"%x\r\n" % len(event) + event + b"\r\n")
         await writer.drain()
         await asyncio.sleep(0.002)

@@ -55,7 +55,7 @@ def test_the_quick_help_is_what_typer_prints() -> None:
     assert specbench("--help").stdout == printed.stdout
 
 
-@pytest.mark.parametrize("command", ["convert", "run", "report"])
+@pytest.mark.parametrize("command", ["convert", "run", "report", "verify", "what-if"])
 def test_every_command_has_help_with_examples(command: str) -> None:
     done = specbench(command, "--help")
     assert done.returncode == 0

@@ -289,6 +289,18 @@ def test_only_requests_that_every_k_answered_count() -> None:
     assert (model.prompts, model.requests) == (1, 1)
 
 
+def test_a_k_that_broke_off_does_not_take_the_others_down() -> None:
+    spec = drafted([1, 0, 2, 2], k=2)
+    names = [f"{i}" for i in range(12)]
+    measured = {
+        0: by_key([request(name, 11, 70) for name in names]),
+        1: by_key([request(name, 10, 40, spec) for name in names]),
+        2: by_key([request(name, 10, 40, spec) for name in names[:2]]),
+    }
+    model = fitted(measured)
+    assert (set(model.step_ms), model.prompts) == ({1}, 12)
+
+
 def test_a_prompt_counts_once_in_tau_however_often_it_was_sent() -> None:
     """4 tokens a step in 3 repeats of a, 1 in b: the mean of logs over prompts is 2."""
     slow, fast = drafted([0] * 8, k=3), drafted([3, 3], k=3)

@@ -20,7 +20,8 @@ LAYERS = [
     {"prompts", "analysis"},
     {"engines", "load", "store", "machine", "sweep", "demo"},
     {"prepare", "render"},
-    {"run"},
+    {"run", "whatif"},
+    {"verify"},
     {"cli"},
     {"__main__"},
 ]

@@ -14,9 +14,9 @@ from rich.cells import cell_len
 from specbench.analysis.hygiene import Flag
 from specbench.analysis.metrics import Acceptance, CaseMetrics
 from specbench.analysis.rows import Row
-from specbench.analysis.speedup import Ratio, Speedup
+from specbench.analysis.speedup import Interval, Ratio, Speedup
 from specbench.render.columns import columns, speedup_text
-from specbench.render.report import FORMATS, as_csv, as_json, as_markdown, as_table
+from specbench.render.report import FORMATS, Findings, as_csv, as_json, as_markdown, as_table
 
 RUN: dict[str, Any] = {
     "id": "20260101-000000-demo",
@@ -39,21 +39,24 @@ def accepted(*positions: int, drafts: int = 100) -> Acceptance:
 
 
 def faster(value: float, low: float | None = None, high: float | None = None) -> Speedup:
-    ratio = Ratio(value, low, high, 6)
-    return Speedup(tpot=ratio, latency=ratio, pairs=6, unpaired=0)
+    interval = Interval(low, high) if low and high else None
+    ratio = Ratio(value, interval, None, 6, 1, None)
+    return Speedup(ratio, ratio, None, total_time=value, pairs=6, unpaired=0)
 
 
 def row(k: int = 0, *, metrics: CaseMetrics = MEASURED, **more: Any) -> Row:  # noqa: ANN401
     method = "eagle" if k else "vanilla"
     plain = Row(
         arm=f"eagle-k{k}" if k else "vanilla",
+        label=method,
         method=method,
         k=k,
         prompt_set="humaneval",
-        category=None,
+        part=None,
         max_tokens=48,
         concurrency=1,
         repeats=1,
+        cycles=1,
         metrics=metrics,
         speedup=None,
         is_baseline=not k,
@@ -78,7 +81,7 @@ def keys(*rows: Row) -> list[str]:
 
 
 def table(*rows: Row, width: int = 200, run: dict[str, Any] = RUN) -> list[str]:
-    return as_table(run, rows, width=width, colour=False).splitlines()
+    return as_table(run, Findings(rows), width=width, colour=False).splitlines()
 
 
 def heads(lines: Sequence[str]) -> list[str]:
@@ -91,14 +94,14 @@ def cells(markdown: str) -> list[list[str]]:
 
 
 def csv_rows(*rows: Row) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(as_csv(RUN, rows), newline="")))
+    return list(csv.DictReader(io.StringIO(as_csv(RUN, Findings(rows)), newline="")))
 
 
 def json_rows(*rows: Row) -> list[dict[str, Any]]:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
-    document = json.loads(as_json(RUN, rows), parse_constant=refuse)
+    document = json.loads(as_json(RUN, Findings(rows)), parse_constant=refuse)
     found: list[dict[str, Any]] = document["rows"]
     return found
 
@@ -152,7 +155,7 @@ def test_acceptance_of_vanilla_is_missing_not_1() -> None:
         (row(3, speedup=faster(1.5)), "1.50x"),
         (row(3, speedup=faster(1.02, 0.97, 1.07)), "1.02x [0.97, 1.07] no difference shown"),
         (FLAGGED, "1.50x [1.25, 1.75]?"),
-        (row(3, speedup=Speedup(None, None, 0, 6)), "–"),
+        (row(3, speedup=Speedup(None, None, None, None, 0, 6)), "–"),
     ],
 )
 def test_a_speedup_comes_with_its_interval_and_its_doubts(shown: Row, text: str) -> None:
@@ -164,7 +167,7 @@ def test_a_speedup_comes_with_its_interval_and_its_doubts(shown: Row, text: str)
 
 def test_markdown_is_a_table_worked_out_by_hand() -> None:
     """60 + 30 + 10 accepted of 300 in 100 drafts: length 2.00, rate 0.33."""
-    found = cells(as_markdown(RUN, [VANILLA, EAGLE]))
+    found = cells(as_markdown(RUN, Findings([VANILLA, EAGLE])))
     assert found[0] == [
         *("method", "k", "prompts", "reqs", "tokens", "latency ms", "TTFT ms", "TPOT ms"),
         *("tok/s", "τ", "rate", "p1", "p2", "p3", "speed-up"),
@@ -178,13 +181,13 @@ def test_markdown_is_a_table_worked_out_by_hand() -> None:
 
 def test_markdown_keeps_its_cells_whatever_stands_in_a_name() -> None:
     odd = replace(VANILLA, prompt_set="a|b\n<script>")
-    (_, _, found) = cells(as_markdown(RUN, [odd]).replace("\\|", "PIPE"))
+    (_, _, found) = cells(as_markdown(RUN, Findings([odd])).replace("\\|", "PIPE"))
     assert found[2] == "aPIPEb�&lt;script>"
 
 
 @pytest.mark.parametrize("form", ["markdown", "table"])
 def test_the_footer_says_what_the_numbers_are(form: str) -> None:
-    text = as_markdown(RUN, [EAGLE]) if form == "markdown" else "\n".join(table(EAGLE))
+    text = as_markdown(RUN, Findings([EAGLE])) if form == "markdown" else "\n".join(table(EAGLE))
     said = " ".join(text.split())
     assert "m on Some CPU, 2 cores; vLLM 0.32.0; temperature 0; schedule interleaved" in said
     assert "run 20260101-000000-demo" in said
@@ -194,7 +197,7 @@ def test_the_footer_says_what_the_numbers_are(form: str) -> None:
 
 def test_the_footer_names_the_gpu_when_there_is_one() -> None:
     machine = {"gpus": [{"name": "H200"}, {"name": "H200"}], "cpu": "Some CPU", "cores": 2}
-    assert "m on H200, H200; vLLM" in as_markdown({**RUN, "machine": machine}, [VANILLA])
+    assert "m on H200, H200; vLLM" in as_markdown({**RUN, "machine": machine}, Findings([VANILLA]))
 
 
 # --- every format --------------------------------------------------------------------------------
@@ -203,7 +206,7 @@ def test_the_footer_names_the_gpu_when_there_is_one() -> None:
 @pytest.mark.parametrize("form", [*FORMATS, "table"])
 def test_flags_and_failures_are_in_every_format(form: str) -> None:
     rows = [VANILLA, FLAGGED, FAILED]
-    text = "\n".join(table(*rows)) if form == "table" else FORMATS[form](RUN, rows)
+    text = "\n".join(table(*rows)) if form == "table" else FORMATS[form](RUN, Findings(rows))
     assert "4 of 80 requests measured" in text
     assert "The engine exited with 1." in text
 
@@ -212,19 +215,19 @@ def test_flags_and_failures_are_in_every_format(form: str) -> None:
 def test_a_row_without_figures_shows_none(form: str) -> None:
     """Case G1: no zero, no NaN, no None."""
     failed = replace(FAILED, problem=None)
-    text = "\n".join(table(failed)) if form == "table" else FORMATS[form](RUN, [failed])
+    text = "\n".join(table(failed)) if form == "table" else FORMATS[form](RUN, Findings([failed]))
     assert not re.search(r"\bnan\b|\bNone\b|\b0\.0+\b(?!,)", text.split("temperature")[0])
 
 
 def test_notes_hold_one_line_of_a_failure() -> None:
     assert not any("secret log tail" in line for line in table(FAILED))
-    assert "secret log tail" not in as_markdown(RUN, [FAILED])
+    assert "secret log tail" not in as_markdown(RUN, Findings([FAILED]))
 
 
 def test_a_report_without_rows_is_still_a_report() -> None:
     assert json_rows() == []
     assert csv_rows() == []
-    assert cells(as_markdown(RUN, []))[0][:2] == ["method", "k"]
+    assert cells(as_markdown(RUN, Findings([])))[0][:2] == ["method", "k"]
     assert heads(table())[:2] == ["method", "k"]
 
 
@@ -244,13 +247,13 @@ def test_csv_joins_flags_in_words() -> None:
 
 
 def test_csv_survives_commas_quotes_and_line_ends() -> None:
-    odd = replace(VANILLA, category='a,"b"\nc')
-    assert csv_rows(odd)[0]["category"] == 'a,"b"\nc'
+    odd = replace(VANILLA, part='a,"b"\nc')
+    assert csv_rows(odd)[0]["part"] == 'a,"b"\nc'
 
 
 def test_csv_ends_lines_like_other_text_files() -> None:
-    assert "\r" not in as_csv(RUN, [VANILLA])
-    assert as_csv(RUN, [VANILLA]).startswith("arm,method,k,prompt_set,")
+    assert "\r" not in as_csv(RUN, Findings([VANILLA]))
+    assert as_csv(RUN, Findings([VANILLA])).startswith("arm,label,method,k,prompt_set,")
 
 
 def test_json_has_null_where_there_is_nothing() -> None:
@@ -272,14 +275,14 @@ def test_rows_for_scripts_all_have_the_same_keys() -> None:
 
 
 def test_json_says_which_schema_and_run_it_is_of() -> None:
-    document = json.loads(as_json(RUN, [VANILLA]))
-    assert (document["schema"], document["run"]["id"]) == (1, RUN["id"])
+    document = json.loads(as_json(RUN, Findings([VANILLA])))
+    assert (document["schema"], document["run"]["id"]) == (2, RUN["id"])
 
 
 def test_json_refuses_a_number_that_json_has_not() -> None:
     broken = row(metrics=replace(MEASURED, latency_ms=float("nan")))
     with pytest.raises(ValueError, match="not JSON compliant"):
-        as_json(RUN, [broken])
+        as_json(RUN, Findings([broken]))
 
 
 # --- the terminal --------------------------------------------------------------------------------
@@ -362,8 +365,8 @@ HOSTILE = "evil\x1b[31m\x07\rname\x9b2J"
 
 @pytest.mark.parametrize("form", ["markdown", "table"])
 def test_a_name_cannot_steer_the_terminal(form: str) -> None:
-    odd = replace(FLAGGED, category=HOSTILE, problem=f"died: {HOSTILE}")
-    text = "\n".join(table(odd)) if form == "table" else as_markdown(RUN, [odd])
+    odd = replace(FLAGGED, part=HOSTILE, problem=f"died: {HOSTILE}")
+    text = "\n".join(table(odd)) if form == "table" else as_markdown(RUN, Findings([odd]))
     assert {c for c in text if not c.isprintable()} <= {"\n"}
     assert "evil�[31m��name�2J" in text
 
@@ -386,7 +389,7 @@ def test_markup_in_a_name_is_text() -> None:
     ids=["faster", "slower", "no-difference", "flagged"],
 )
 def test_only_a_difference_that_is_shown_has_a_colour(shown: Row, code: str | None) -> None:
-    coloured = as_table(RUN, [VANILLA, shown], width=200, colour=True)
+    coloured = as_table(RUN, Findings([VANILLA, shown]), width=200, colour=True)
     found = re.findall(r"\x1b\[(3\d)m", coloured)
     assert found == ([code] if code else [])
 
@@ -396,8 +399,8 @@ def test_without_colour_there_is_no_escape_at_all(monkeypatch: pytest.MonkeyPatc
     assert "\x1b" not in "\n".join(table(VANILLA, EAGLE))
 
 
-def test_rows_by_category_name_their_category() -> None:
-    assert "category" not in keys(VANILLA)
-    split = [replace(VANILLA, category="coding"), replace(EAGLE, category="coding")]
-    assert "category" in heads(table(*split))
-    assert csv_rows(*split)[1]["category"] == "coding"
+def test_rows_that_are_split_name_their_part() -> None:
+    assert "part" not in keys(VANILLA)
+    split = [replace(VANILLA, part="coding"), replace(EAGLE, part="coding")]
+    assert "part" in heads(table(*split))
+    assert csv_rows(*split)[1]["part"] == "coding"

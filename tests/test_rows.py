@@ -1,11 +1,14 @@
 """Facts become one row an arm and condition, the baseline first, and no case disappears."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from specbench.analysis.rows import MeasuredCase, Row, rows
-from specbench.records import CounterSpan, EngineCounters, RequestRecord
+from specbench.analysis.cases import MeasuredCase
+from specbench.analysis.rows import Row, rows
+from specbench.records import CounterSpan, EngineCounters, EngineFacts, Prompt, RequestRecord
 
 Build = Callable[..., RequestRecord]
 
@@ -38,7 +41,7 @@ def case(
     )
 
 
-def table(*cases: MeasuredCase, baseline: str | None = "vanilla", **more: bool) -> list[Row]:
+def table(*cases: MeasuredCase, baseline: str | None = "vanilla", **more: Any) -> list[Row]:  # noqa: ANN401
     return rows(cases, baseline=baseline, **more)
 
 
@@ -133,6 +136,56 @@ def test_a_resumed_case_counts_each_prompt_once(record: Build) -> None:
     assert (row.metrics.requests, row.metrics.failed, row.flags) == (2, 0, ())
 
 
+def engine(arm: str, start: int, *flags: str) -> EngineFacts:
+    return EngineFacts(
+        arm=arm,
+        start=start,
+        kind="vllm",
+        version="0.32.0",
+        url="http://127.0.0.1:1",
+        served_model="m",
+        argv=("vllm", "serve", "m", *flags),
+        started_at="2026-11-01T00:00:00+00:00",
+    )
+
+
+def test_checks_see_what_the_case_says_of_its_prompts_sampling_and_engines(record: Build) -> None:
+    hot = record(sampling={"temperature": 0.7, "max_tokens": 256})
+    (row,) = table(
+        replace(
+            case("vanilla", [hot]),
+            sampling={"temperature": 0.0},
+            prompts=[Prompt(id="a", turns=("[INST] hi [/INST]",))],
+            engines=[
+                engine("vanilla", 0, '--speculative-config={"synthetic_acceptance_length":2}')
+            ],
+        )
+    )
+    assert [flag.check for flag in row.flags] == ["synthetic", "sampling", "template"]
+
+
+def test_an_arm_is_compared_with_the_baseline_engines_that_stood_beside_it(record: Build) -> None:
+    """Start 1 of the baseline stood beside another group, with its memory shared otherwise."""
+    engines = [engine("vanilla", 0), engine("vanilla", 1, "--gpu-memory-utilization", "0.3")]
+    base = [
+        replace(case("vanilla", [record(start=group)]), group=group, engines=engines)
+        for group in (0, 1)
+    ]
+    arm = replace(case("same", [record()]), engines=[engine("same", 0)])
+    assert table(*base, arm)[1].flags == ()
+    other = replace(arm, group=1)
+    (flag,) = table(*base, other)[1].flags
+    assert flag.finding == (
+        "set up unlike the baseline: --gpu-memory-utilization: 0.3 against not set"
+    )
+
+
+def test_a_flagged_baseline_flags_every_arm(record: Build) -> None:
+    found = table(case("vanilla", [record()], expected=80), case("same", [record()]))
+    assert [flag.check for flag in found[0].flags] == ["missing"]
+    assert [flag.check for flag in found[1].flags] == ["baseline"]
+
+
 def test_unequal_lengths_flag_the_arm(record: Build) -> None:
     """Case E6."""
     found = table(
@@ -166,8 +219,8 @@ def two_categories(timed: Build) -> list[MeasuredCase]:
 
 
 def test_by_category_splits_every_arm_and_its_speedup(timed: Build) -> None:
-    found = table(*two_categories(timed), by_category=True)
-    assert [(row.category, row.arm) for row in found] == [
+    found = table(*two_categories(timed), by="category")
+    assert [(row.part, row.arm) for row in found] == [
         ("coding", "vanilla"),
         ("coding", "e-k1"),
         ("maths", "vanilla"),
@@ -181,14 +234,14 @@ def test_by_category_splits_every_arm_and_its_speedup(timed: Build) -> None:
 def test_counters_of_a_whole_case_say_nothing_about_a_category(timed: Build) -> None:
     whole = table(*two_categories(timed))[1]
     assert whole.metrics.acceptance is not None
-    split = table(*two_categories(timed), by_category=True)
+    split = table(*two_categories(timed), by="category")
     assert [row.metrics.acceptance for row in split] == [None] * 4
 
 
 def test_prompts_without_a_category_are_a_part_of_their_own(timed: Build) -> None:
     records = [timed("a", 10, category="coding"), timed("b", 10), timed("c", 10)]
-    found = table(case("vanilla", records), by_category=True)
-    assert [(row.category, row.metrics.requests) for row in found] == [("coding", 1), (None, 2)]
+    found = table(case("vanilla", records), by="category")
+    assert [(row.part, row.metrics.requests) for row in found] == [("coding", 1), (None, 2)]
 
 
 @pytest.mark.parametrize("category", [None, "coding"])
@@ -196,12 +249,12 @@ def test_a_single_category_is_the_whole(timed: Build, category: str | None) -> N
     spent = EngineCounters(drafts=5, draft_tokens=5, accepted=5)
     spans = [CounterSpan(requests=1, spent=spent)]
     records = [timed("a", 10, category=category)]
-    (row,) = table(case("e-k1", records, k=1, spans=spans, expected=9), by_category=True)
-    assert row.category == category
+    (row,) = table(case("e-k1", records, k=1, spans=spans, expected=9), by="category")
+    assert row.part == category
     assert row.metrics.acceptance is not None
     assert [flag.check for flag in row.flags] == ["missing"]
 
 
 def test_a_run_in_which_everything_failed_has_rows_by_category_too() -> None:
-    (row,) = table(case("vanilla", [], expected=80, problem="it died"), by_category=True)
-    assert (row.category, row.problem) == (None, "it died")
+    (row,) = table(case("vanilla", [], expected=80, problem="it died"), by="category")
+    assert (row.part, row.problem) == (None, "it died")

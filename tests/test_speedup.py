@@ -113,8 +113,9 @@ def test_a_pair_without_time_per_token_still_has_a_latency(record: Build) -> Non
 def test_equal_ratios_have_an_interval_without_width(request_of: Build) -> None:
     baseline = keyed({prompt: request_of(20) for prompt in "abc"})
     found = tpot(baseline, keyed({prompt: request_of(10) for prompt in "abc"}))
-    assert found.like_these == Interval(pytest.approx(2), pytest.approx(2))
-    assert found.value == pytest.approx(2)
+    assert found.like_these is not None
+    interval = found.like_these
+    assert [found.value, interval.low, interval.high] == pytest.approx([2, 2, 2])
     assert found.shown is True
 
 
@@ -182,7 +183,7 @@ class World:
         return 1.5 * float(np.exp(prompts.mean())), found
 
 
-def coverage(world: World, question: Question, draws: int = 200) -> float:
+def coverage(world: World, question: Question, draws: int = 300) -> float:
     rng = np.random.default_rng(7)
     covered = 0
     for _ in range(draws):
@@ -200,10 +201,13 @@ def coverage(world: World, question: Question, draws: int = 200) -> float:
         (World(5), "like_these"),
         (World(16), "like_these"),
         (World(40), "like_these"),
+        (World(16, restarts=2, of_restarts=0.02), "like_these"),
         (World(16, restarts=4, of_restarts=0.05), "like_these"),
-        (World(16, restarts=3, of_prompts=0, of_noise=0.02), "like_these"),
         (World(8, cycles=2), "this_set"),
-        (World(16, restarts=3), "this_set"),
+        (World(16, restarts=2), "this_set"),
+        (World(16, restarts=2, of_restarts=0.02), "this_set"),
+        (World(64, restarts=2, of_restarts=0.005), "this_set"),
+        (World(16, restarts=3, of_restarts=0.01), "this_set"),
         (World(8, restarts=5, of_restarts=0.05), "this_set"),
         (World(16, cycles=2, whole_set=32), "this_set"),
         (World(1, cycles=6), "this_set"),
@@ -213,7 +217,7 @@ def coverage(world: World, question: Question, draws: int = 200) -> float:
 def test_intervals_cover_the_truth_about_as_often_as_they_say(
     world: World, question: Question, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """95% of 200 draws have a standard error of 1.5%; an interval half as wide covers some 68%."""
+    """95% of 300 draws have a standard error of 1.3%; an interval half as wide covers some 68%."""
     monkeypatch.setattr(speedup, "RESAMPLES", 1000)  # quicker; the ends are rougher
     assert 0.90 <= coverage(world, question) <= 0.99
 
@@ -223,7 +227,7 @@ def test_a_given_set_is_known_better_than_prompts_like_it() -> None:
     assert found.this_set is not None
     assert found.like_these is not None
     assert found.this_set.half_width < found.like_these.half_width / 4
-    assert found.noise_from == "repeats"
+    assert found.noise_from == "cycles"
 
 
 def test_more_cycles_narrow_the_answer_for_the_set_only() -> None:

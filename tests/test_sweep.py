@@ -69,8 +69,10 @@ def test_an_arm_carries_what_vllm_gets() -> None:
 
 def test_the_same_arm_twice_asks_for_a_name() -> None:
     twice = [ngram(3, prompt_lookup_max=2), ngram(3, prompt_lookup_max=4)]
-    with pytest.raises(UserError, match=r"the arm ngram-k3\. Give one of them a `name`"):
+    with pytest.raises(UserError, match=r"called ngram: .* Give one of them a `name`"):
         arms_of(config(*twice))
+    with pytest.raises(UserError, match="called ngram"):  # one curve over two drafts would be none
+        arms_of(config(ngram(1, prompt_lookup_max=2), ngram(3, prompt_lookup_max=4)))
     twice[1]["name"] = "far"
     assert ids(config(*twice)) == ["vanilla", "ngram-k3", "far-k3"]
 
@@ -104,10 +106,62 @@ def test_blocks_start_one_engine_at_a_time_for_each_repeat() -> None:
 
 def test_interleaved_keeps_all_engines_up_and_each_round_has_every_arm() -> None:
     made = whole_plan("interleaved")
-    assert (len(made.stages), made.starts) == (1, 3)
-    for round_ in made.stages[0].rounds:
-        assert {case.arm for case in round_} == {"vanilla", "ngram-k1", "ngram-k3"}
-        assert len({case.conditions for case in round_}) == 1
+    assert (len(made.stages), made.starts, made.schedule) == (2, 6, "interleaved")
+    for repeat, stage in enumerate(made.stages):  # a repeat is a restart
+        for round_ in stage.rounds:
+            assert {case.arm for case in round_} == {"vanilla", "ngram-k1", "ngram-k3"}
+            assert {case.repeat for case in round_} == {repeat}
+            assert len({case.conditions for case in round_}) == 1
+
+
+def grouped(together: int | None, **more: Any) -> Plan:  # noqa: ANN401  (any key of a config)
+    return plan(config(ngram([1, 2, 3, 4, 5]), **more), ["he"], together=together)
+
+
+@pytest.mark.parametrize(
+    ("together", "groups", "starts"),
+    [(None, [6], 6), (4, [4, 3], 7), (3, [3, 3, 2], 8), (9, [6], 6)],
+)
+def test_where_not_all_fit_the_baseline_is_up_with_each_group(
+    together: int | None, groups: list[int], starts: int
+) -> None:
+    made = grouped(together)
+    assert sorted((len(stage.arms) for stage in made.stages), reverse=True) == groups
+    assert all(stage.arms[0].id == "vanilla" for stage in made.stages)
+    assert made.starts == starts
+    beside = [arm.id for stage in made.stages for arm in stage.arms[1:]]
+    assert sorted(beside) == [f"ngram-k{k}" for k in range(1, 6)]
+
+
+def test_a_baseline_has_a_case_for_each_group_of_arms() -> None:
+    cases = grouped(4).cases
+    assert len({case.id for case in cases}) == len(cases) == 7
+    assert sorted(case.id for case in cases if case.arm == "vanilla") == [
+        "vanilla.he.t256.c1.r0",
+        "vanilla.he.t256.c1.r0.g1",
+    ]
+
+
+def test_without_room_for_two_engines_arms_take_turns_in_blocks() -> None:
+    made = grouped(1)
+    assert (made.schedule, made.together, made.starts) == ("blocks", 1, 6)
+    assert {case.group for case in made.cases} == {0}
+
+
+def test_arms_without_a_baseline_are_grouped_too() -> None:
+    made = grouped(2, baseline=False)
+    assert sorted(len(stage.arms) for stage in made.stages) == [1, 2, 2]
+
+
+def test_a_chosen_k_is_measured_beside_the_baseline_after_all_else() -> None:
+    speculation = {"method": "eagle", "model": "d", "k": "auto", "k_max": 4}
+    made = plan(config(speculation), ["he"], chosen={"eagle": [3]})
+    assert [[arm.id for arm in stage.arms] for stage in made.stages] == [
+        ["vanilla", "eagle-k1", "eagle-k4"],
+        ["vanilla", "eagle-k3"],
+    ]
+    assert len({case.id for case in made.cases}) == 5
+    assert plan(config(speculation), ["he"], chosen={"eagle": [4]}).starts == 3  # measured already
 
 
 def block_order(seed: int) -> list[str]:
@@ -128,7 +182,9 @@ def test_a_case_says_everything_in_its_id() -> None:
 def test_every_arm_is_sent_every_unit_once(seed: str, units: int) -> None:
     (round_, *_) = whole_plan("interleaved").stages[0].rounds
     sent = Counter(
-        (case.arm, unit[0]) for case, unit in turns(round_, [[i] for i in range(units)], seed)
+        (case.arm, unit[0])
+        for unit, cases in turns(round_, [[i] for i in range(units)], seed)
+        for case in cases
     )
     assert sent == Counter((case.arm, i) for case in round_ for i in range(units))
 
@@ -136,6 +192,6 @@ def test_every_arm_is_sent_every_unit_once(seed: str, units: int) -> None:
 def test_a_unit_is_done_with_before_the_next_and_no_arm_is_always_first() -> None:
     (round_, *_) = whole_plan("interleaved").stages[0].rounds
     sent = list(turns(round_, [[i] for i in range(20)], "0"))
-    assert [unit[0] for _, unit in sent] == [i for i in range(20) for _ in range(3)]
-    assert {case.arm for case, _ in sent[::3]} == {"vanilla", "ngram-k1", "ngram-k3"}
+    assert [unit for unit, _ in sent] == [[i] for i in range(20)]
+    assert {cases[0].arm for _, cases in sent} == {"vanilla", "ngram-k1", "ngram-k3"}
     assert sent == list(turns(round_, [[i] for i in range(20)], "0"))

@@ -36,6 +36,7 @@ from specbench.errors import UserError
 from specbench.records import RequestRecord
 from specbench.vllm_names import drafts_are_chains
 
+WHOLE = 0.9  # of the requests of the fullest k: with fewer, a k broke off
 AGREEMENT = 0.03  # expected and measured speed-up may differ by this share
 Floats = NDArray[np.float64]
 Measured = Mapping[int, Mapping[Key, RequestRecord]]  # by k (0: vanilla), one method, one condition
@@ -348,12 +349,18 @@ def dynamic_schedule(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
 def _common(
     measured: Measured, usable: Callable[[RequestRecord, int], bool]
 ) -> tuple[list[int], list[Key]] | None:
-    """The k with usable requests, vanilla first, and the keys usable under all of these."""
+    """The k with usable requests, vanilla first, and the keys usable under all of these.
+
+    A k that broke off is left out: it would take all others down to the few requests it has.
+    """
     found = {
         k: {key for key, request in requests.items() if request.ok and usable(request, k)}
         for k, requests in sorted(measured.items())
     }
-    found = {k: keys for k, keys in found.items() if keys}
+    fullest = max((len(keys) for k, keys in found.items() if k), default=0)
+    found = {
+        k: keys for k, keys in found.items() if keys and (k == 0 or len(keys) >= WHOLE * fullest)
+    }
     if 0 not in found or len(found) < 2:
         return None
     keys = sorted(set.intersection(*found.values()))

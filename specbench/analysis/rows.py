@@ -1,98 +1,94 @@
 """A run's facts to the rows of its table: one row a case (repeats together), baseline first."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from specbench.analysis import hygiene
-from specbench.analysis.hygiene import CaseFacts, Flag
-from specbench.analysis.metrics import CaseMetrics, last_attempts, summarise
+from specbench.analysis.cases import Condition, MeasuredCase, Requests
+from specbench.analysis.cost import AGREEMENT, disagreement
+from specbench.analysis.curves import Curve, curves
+from specbench.analysis.hygiene import CaseFacts, Flag, PairFacts, checks
+from specbench.analysis.metrics import CaseMetrics, summarise
 from specbench.analysis.parity import Parity
 from specbench.analysis.parity import compare as compare_outputs
-from specbench.analysis.speedup import Key, Speedup, compare
-from specbench.records import CounterSpan, RequestRecord
+from specbench.analysis.slices import WHOLE, By, Part, parts
+from specbench.analysis.speedup import Speedup, compare, pairs_of
+from specbench.records import CounterSpan, EngineFacts, RequestRecord
 
-SCHEMA = 1  # of the JSON that `specbench report --format json` prints
+SCHEMA = 2  # of the JSON that `specbench report --format json` prints
 
 
 @dataclass(frozen=True)
-class MeasuredCase:
-    """One case as the store holds it."""
+class Cost:
+    """What speculation costs, and what its step times say. None where it is not known.
 
-    arm: str
-    method: str
-    k: int
-    prompt_set: str
-    max_tokens: int
-    concurrency: int
-    repeat: int
-    expected_requests: int
-    records: Sequence[RequestRecord]
-    spans: Sequence[CounterSpan]
-    status: str
-    problem: str | None = None
+    `break_even` is the acceptance length at which the arm is as fast as vanilla; `expected_speedup`
+    follows from measured step times and acceptance at this k, `predicted_speedup` from k = 1 and
+    the largest k alone. `kv_cache_change` is a share, `memory_change_bytes` a difference, both
+    against the baseline.
+    """
+
+    step_ms: float | None
+    break_even: float | None
+    expected_speedup: float | None
+    predicted_speedup: float | None
+    startup_s: float | None
+    kv_cache_tokens: float | None
+    kv_cache_change: float | None
+    memory_change_bytes: float | None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: an arm under one condition, over all repeats (and one category when split)."""
+    """One row: an arm under one condition, over all repeats and cycles (one part when split)."""
 
     arm: str
+    label: str
     method: str
     k: int
     prompt_set: str
-    category: str | None
+    part: str | None
     max_tokens: int
     concurrency: int
     repeats: int
+    cycles: int
     metrics: CaseMetrics
     speedup: Speedup | None
     is_baseline: bool
     flags: tuple[Flag, ...]
     problem: str | None
     parity: Parity | None = None
-
-
-Condition = tuple[str, int, int]
-Part = tuple[str | None, Callable[[RequestRecord], bool] | None]  # a category and what is in it
-WHOLE: Part = (None, None)
+    cost: Cost | None = None
 
 
 def rows(
     cases: Iterable[MeasuredCase],
     *,
     baseline: str | None,
-    by_category: bool = False,
+    by: By | None = None,
     greedy: bool = False,
 ) -> list[Row]:
     """The table of a run. Rows of one condition stand together, the baseline's first.
 
-    Under *greedy* sampling outputs are compared with the baseline's too.
+    With *by* each row is split into its parts (`slices`). Under *greedy* sampling outputs are
+    compared with the baseline's too.
     """
     groups: dict[Condition, dict[str, list[MeasuredCase]]] = {}
-    for case in cases:
-        condition = (case.prompt_set, case.max_tokens, case.concurrency)
-        groups.setdefault(condition, {}).setdefault(case.arm, []).append(case)
+    everything = list(cases)
+    for case in everything:
+        groups.setdefault(case.condition, {}).setdefault(case.arm, []).append(case)
+    explained = {
+        (curve.condition, curve.label): curve for curve in curves(everything, baseline=baseline)
+    }
     found: list[Row] = []
-    for arms in groups.values():
+    for condition, arms in groups.items():
         base = arms.get(baseline or "", [])
         ordered = sorted(arms, key=lambda arm: arm != baseline)
-        for part in _categories(arms) if by_category else [WHOLE]:
+        records = [r for of_arm in arms.values() for case in of_arm for r in case.records]
+        for part in parts(by, records) if by else [WHOLE]:
             for arm in ordered:
-                found.append(_row(arms[arm], base, part, arm == baseline, greedy))
+                curve = explained.get((condition, arms[arm][0].label))
+                found.append(_row(arms[arm], base, part, arm == baseline, greedy, curve))
     return found
-
-
-def _categories(arms: Mapping[str, Sequence[MeasuredCase]]) -> list[Part]:
-    """The categories in the order they were met; a single one is the whole."""
-    seen = {r.category: None for cases in arms.values() for case in cases for r in case.records}
-    if len(seen) <= 1:
-        return [(category, None) for category in seen] or [WHOLE]
-    return [(category, partial(_is_in, category)) for category in seen]
-
-
-def _is_in(category: str | None, record: RequestRecord) -> bool:
-    return record.category == category
 
 
 def _row(
@@ -101,52 +97,158 @@ def _row(
     part: Part,
     is_baseline: bool,
     greedy: bool,
+    curve: Curve | None,
 ) -> Row:
-    """Counters and checks are of whole cases: a row of one category among several has neither."""
-    category, chosen = part
-    whole = chosen is None
-    records = {case.repeat: _kept(case, chosen) for case in repeats}
-    everything = [record for kept in records.values() for record in kept]
-    spans = [span for case in repeats for span in case.spans] if whole else []
-    metrics = summarise(everything, spans)
+    """Counters, checks and the cost of a step are of whole cases: a part has none of them."""
+    whole = part.is_whole
     first = repeats[0]
+    requests = _requests(repeats, part)
+    spans = [span for case in repeats for span in case.spans] if whole else []
+    everything = [record for of_case in requests for record in of_case.values()]
+    metrics = summarise(everything, spans)
+    if part.is_piece:  # its first chunk is no first token, and its time is no request's
+        starts = sum(record.ok for record in everything)
+        metrics = replace(
+            metrics,
+            ttft_ms=None,
+            latency_ms=None,
+            tokens_per_s=None,
+            output_tokens=metrics.output_tokens - starts,
+        )
     flags: list[Flag] = []
+    facts = _facts(repeats, everything, spans, metrics)
     if whole:
-        expected = sum(case.expected_requests for case in repeats)
-        facts = CaseFacts(first.method, first.k, expected, everything, spans, metrics)
-        flags += hygiene.flags(facts)
+        flags += checks.flags(facts)
     speedup = same = None
-    if baseline and not is_baseline:
-        base = {case.repeat: _kept(case, chosen) for case in baseline}
-        speedup = compare(_keyed(base), _keyed(records))
-        same = compare_outputs(_keyed(base), _keyed(records)) if greedy else None
-        base_metrics = summarise(r for kept in base.values() for r in kept)
-        if whole and (flag := hygiene.unequal_lengths(base_metrics, metrics)):
-            flags.append(flag)
+    groups = {case.group for case in repeats}
+    beside = [case for case in baseline if case.group in groups]
+    if beside and not is_baseline:
+        base, arm = _merged(_requests(beside, part)), _merged(requests)
+        speedup = compare(
+            base, arm, speculative=first.k > 0, set_size=first.set_size if whole else None
+        )
+        same = compare_outputs(base, arm) if greedy else None
+        if whole:
+            pair = PairFacts(_facts_of(beside), facts, pairs_of(base, arm), speedup)
+            flags += checks.pair_flags(pair)
+    cost = _cost(first, curve, beside) if whole else None
+    if cost and speedup and (found := _unexplained(cost, speedup)):
+        flags.append(found)
     problems = [case.problem for case in repeats if case.problem]
     return Row(
         arm=first.arm,
+        label=first.label,
         method=first.method,
         k=first.k,
         prompt_set=first.prompt_set,
-        category=category,
+        part=part.name,
         max_tokens=first.max_tokens,
         concurrency=first.concurrency,
-        repeats=len(repeats),
+        repeats=len({case.repeat for case in repeats}),
+        cycles=1 + max((record.cycle for record in everything), default=0),
         metrics=metrics,
         speedup=speedup,
         is_baseline=is_baseline,
         flags=tuple(flags),
         problem=problems[0] if problems else None,
         parity=same,
+        cost=cost,
     )
 
 
-def _kept(
-    case: MeasuredCase, chosen: Callable[[RequestRecord], bool] | None
-) -> list[RequestRecord]:
-    return [r for r in last_attempts(case.records) if chosen is None or chosen(r)]
+def _cost(case: MeasuredCase, curve: Curve | None, baseline: Sequence[MeasuredCase]) -> Cost:
+    """What the arm's engines took, and of its curve what is at its k."""
+    model = curve.model if curve else None
+    # At k = 1 and the largest the prediction is what was measured.
+    between = curve is not None and 1 < case.k < max(curve.predicted, default=0)
+    at = curve.predicted.get(case.k) if curve and between else None
+    known = model is not None and case.k in model.step_ms
+    return Cost(
+        step_ms=model.step_ms[case.k] if model and known else None,
+        break_even=model.break_even(case.k) if model and known else None,
+        expected_speedup=model.speedup(case.k) if model and known else None,
+        predicted_speedup=at.speedup if at else None,
+        startup_s=_mean_of(case.engines, "startup_s"),
+        kv_cache_tokens=_mean_of(case.engines, "kv_cache_tokens"),
+        kv_cache_change=_change(case, baseline, "kv_cache_tokens"),
+        memory_change_bytes=_difference(case, baseline),
+    )
 
 
-def _keyed(repeats: Mapping[int, Sequence[RequestRecord]]) -> dict[Key, RequestRecord]:
-    return {(r.prompt_id, r.turn, repeat): r for repeat, kept in repeats.items() for r in kept}
+def _unexplained(cost: Cost, speedup: Speedup) -> Flag | None:
+    """Step times and acceptance that do not add up to the speed-up, beyond its own interval."""
+    if cost.expected_speedup is None or speedup.tpot is None:
+        return None
+    interval = speedup.tpot.this_set or speedup.tpot.like_these
+    noise = interval.half_width if interval else 0.0
+    finding = disagreement(
+        cost.expected_speedup, speedup.tpot.value, tolerance=max(AGREEMENT, noise)
+    )
+    return Flag("cost-model", finding) if finding else None
+
+
+def _mean_of(engines: Sequence[EngineFacts], name: str) -> float | None:
+    values = [value for engine in engines if (value := getattr(engine, name)) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _change(case: MeasuredCase, baseline: Sequence[MeasuredCase], name: str) -> float | None:
+    """By what share the arm has more (or less) than the baseline."""
+    own, base = _mean_of(case.engines, name), _mean_of(_engines(baseline), name)
+    return own / base - 1 if own and base else None
+
+
+def _difference(case: MeasuredCase, baseline: Sequence[MeasuredCase]) -> float | None:
+    """Bytes more than the baseline: on the device where the engine says, else of the host."""
+    for name in ("weights_bytes", "memory_bytes"):
+        own, base = _mean_of(case.engines, name), _mean_of(_engines(baseline), name)
+        if own is not None and base is not None:
+            return own - base
+    return None
+
+
+def _engines(cases: Sequence[MeasuredCase]) -> Sequence[EngineFacts]:
+    return cases[0].engines if cases else ()
+
+
+def _facts_of(cases: Sequence[MeasuredCase]) -> CaseFacts:
+    records = [record for case in cases for record in case.keyed().values()]
+    spans = [span for case in cases for span in case.spans]
+    return _facts(cases, records, spans, summarise(records, spans))
+
+
+def _facts(
+    cases: Sequence[MeasuredCase],
+    records: Sequence[RequestRecord],
+    spans: Sequence[CounterSpan],
+    metrics: CaseMetrics,
+) -> CaseFacts:
+    """What the checks look at, of all repeats of an arm; of its engines those that answered."""
+    first, answered = cases[0], {record.start for record in records}
+    return CaseFacts(
+        method=first.method,
+        k=first.k,
+        expected_requests=sum(case.expected_requests for case in cases),
+        records=records,
+        spans=spans,
+        metrics=metrics,
+        max_tokens=first.max_tokens,
+        concurrency=first.concurrency,
+        sampling=first.sampling,
+        prompts=first.prompts,
+        engines=[engine for engine in first.engines if engine.start in answered],
+    )
+
+
+def _requests(cases: Sequence[MeasuredCase], part: Part) -> list[Requests]:
+    """What of each case's requests is in *part*."""
+    found = []
+    for case in cases:
+        kept = ((key, part.of(record)) for key, record in case.keyed().items())
+        found.append({key: record for key, record in kept if record is not None})
+    return found
+
+
+def _merged(requests: Sequence[Requests]) -> Requests:
+    """The requests of all cases that share no key: repeats of one arm in one group."""
+    return {key: record for of_case in requests for key, record in of_case.items()}

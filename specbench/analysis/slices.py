@@ -18,10 +18,14 @@ SMALLEST_BIN = 16  # tokens; bins end at 16, 32, 64, ...
 
 @dataclass(frozen=True)
 class Part:
-    """One slice: its name, and what is in it of a request (None: nothing)."""
+    """One slice: its name, and what is in it of a request (None: nothing).
+
+    `is_piece`: not requests but pieces of them, see `piece`.
+    """
 
     name: str | None
     of: Callable[[RequestRecord], RequestRecord | None]
+    is_piece: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -65,7 +69,8 @@ def _by_request(by: By, records: Sequence[RequestRecord]) -> list[Part]:
 def _by_position(records: Sequence[RequestRecord]) -> list[Part]:
     longest = max((record.output_tokens or 0 for record in records), default=0)
     return [
-        Part(f"tokens {low}-{high - 1}", _piece(low, high)) for low, high in _bins(range(longest))
+        Part(f"tokens {low}-{high - 1}", _piece(low, high), is_piece=True)
+        for low, high in _bins(range(longest))
     ]
 
 

@@ -8,14 +8,14 @@ speed-up is the geometric mean over prompts. A log ratio is taken for a sum of e
 and each question has the effects that count for it:
 
     on prompts like these   prompts are a sample of more: prompt + restart (noise is in both)
-    on this prompt set      prompts are given: noise + restart, and prompts of the set that were
-                            not measured, with the finite population correction (Cochran 1977, 2.6)
+    on this prompt set      prompts are given: noise or, where engines were restarted, restart (noise
+                            is in it), and prompts of the set that were not measured, with the finite
+                            population correction (Cochran 1977, 2.6)
 
-Prompts, restarts and noise are resampled each on their own (the pigeonhole bootstrap, Owen 2007;
-noise by residuals, Efron & Tibshirani 1993, 9.4), turns and cycles of a prompt together. The part of
-the restarts' spread that is noise is taken out of it (Carpenter et al. 2003), and deviations are
-stretched to what a t interval of as many degrees of freedom (Satterthwaite 1946) needs, because
-percentiles of a small sample are too narrow (Hesterberg 2015, 3.4).
+Prompts and noise are resampled each on their own, turns and cycles of a prompt together (the
+pigeonhole bootstrap, Owen 2007; noise by residuals, Efron & Tibshirani 1993, 9.4). Percentiles of a
+small sample are too narrow, so deviations are stretched to a t interval's (Hesterberg 2015, 3.4).
+Restarts are too few to be resampled at all: their mean is drawn from Student's t, which is exact.
 """
 
 import functools
@@ -34,9 +34,10 @@ from specbench.records import RequestRecord
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
-FEWEST_RESIDUALS = 4  # fewer say nothing of the noise
+FEWEST_RESIDUALS = 3  # fewer say nothing of the noise
 Floats = NDArray[np.float64]
 Question = Literal["like_these", "this_set"]
+NoiseSource = Literal["restarts", "cycles", "steps"]
 T = TypeVar("T")
 
 
@@ -74,7 +75,7 @@ class Ratio:
     """A speed-up: `value` times as fast, over `prompts` prompts and `restarts` engine starts.
 
     `like_these` is None for fewer than 2 prompts, which say nothing of their spread; `this_set`
-    where nothing tells the noise from the prompts (`noise_from` is None): neither repeats or
+    where nothing tells the noise from the prompts (`noise_from` is None): neither restarts nor
     cycles, nor steps, whose time does not depend on what the prompt lets the draft guess.
     `prompt_spread` is the standard deviation of the prompts' log ratios without the noise.
     """
@@ -84,7 +85,7 @@ class Ratio:
     this_set: Interval | None
     prompts: int
     restarts: int
-    noise_from: Literal["repeats", "steps"] | None
+    noise_from: NoiseSource | None
     prompt_spread: float | None = None
 
     def prompts_needed(self, within: float) -> int | None:
@@ -135,19 +136,40 @@ def compare(
     *set_size* is how many prompts the whole set has, of which these may be a part. An arm that is
     not *speculative* emits one token a step.
     """
-    both = sorted(key for key in baseline.keys() & arm.keys() if baseline[key].ok and arm[key].ok)
-    pairs = [(key, baseline[key], arm[key]) for key in both]
-    steps = partial(_log_step_ratio, speculative=speculative)
+    pairs = pairs_of(baseline, arm)
     make = partial(ratio_of, set_size=set_size, seed=seed)
     arm_ms = sum(latency_ms(other) for _, _, other in pairs)
     return Speedup(
-        tpot=make(_cells(pairs, partial(_log_ratio, tpot_ms)), _cells(pairs, steps)),
+        tpot=tpot_ratio(baseline, arm, speculative=speculative, set_size=set_size, seed=seed),
         latency=make(_cells(pairs, partial(_log_ratio, latency_ms)), {}),
         ttft=make(_cells(pairs, partial(_log_ratio, ttft_ms)), {}),
         total_time=sum(latency_ms(base) for _, base, _ in pairs) / arm_ms if arm_ms else None,
         pairs=len(pairs),
         unpaired=len(baseline.keys() | arm.keys()) - len(pairs),
     )
+
+
+def tpot_ratio(
+    baseline: Mapping[Key, RequestRecord],
+    arm: Mapping[Key, RequestRecord],
+    *,
+    speculative: bool = True,
+    set_size: int | None = None,
+    seed: int = 0,
+) -> Ratio | None:
+    """The ratio of TPOT alone, see `compare`."""
+    pairs = pairs_of(baseline, arm)
+    steps = _cells(pairs, partial(_log_step_ratio, speculative=speculative))
+    cells = _cells(pairs, partial(_log_ratio, tpot_ms))
+    return ratio_of(cells, steps, set_size=set_size, seed=seed)
+
+
+def pairs_of(
+    baseline: Mapping[Key, RequestRecord], arm: Mapping[Key, RequestRecord]
+) -> "list[Pair]":
+    """The requests that both answered, in the order of their keys."""
+    both = sorted(key for key in baseline.keys() & arm.keys() if baseline[key].ok and arm[key].ok)
+    return [(key, baseline[key], arm[key]) for key in both]
 
 
 Pair = tuple[Key, RequestRecord, RequestRecord]
@@ -181,11 +203,10 @@ def _log_step_ratio(
 
 
 class _Effect(NamedTuple):
-    """One source of variation of the mean: its resampled deviations, their variance, its freedom."""
+    """One source of variation of the mean: draws of its deviation, and its variance."""
 
-    draws: Floats  # [RESAMPLES]
+    draws: Floats  # [RESAMPLES], stretched for their degrees of freedom
     variance: float
-    freedom: float
 
 
 def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> Ratio | None:
@@ -199,46 +220,36 @@ def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> 
     by_prompt = _grouped(cells, lambda key: key.prompt_id)
     means = np.array([np.mean(list(group.values())) for group in by_prompt.values()])
     center = float(means.mean())
-    restarts = _restart_deviations(cells, by_prompt)
-    residuals, freedom, source = _noise(cells, steps, restarts)
-    noise_variance = float((residuals**2).sum() / freedom) if source else 0.0
-    mean_of_noise = noise_variance * _shrinks_to(by_prompt)
-    restart = _of_restarts(restarts, noise_variance, len(cells), rng)
     prompt = _of_sample(means - center, rng)
-    unmeasured = 1 - len(means) / set_size if set_size and set_size > len(means) else 0.0
-    noise = (
-        _Effect(_noise_draws(residuals, by_prompt, freedom, rng), mean_of_noise, freedom)
-        if source
-        else None
-    )
+    restarts = len({key.repeat for key in cells})
+    restart = _of_restarts(_restart_means(cells), rng) if restarts > 1 else None
+    residuals, freedom, source = _noise(cells, steps)
+    of_noise = 0.0
+    noise = None
+    if source:
+        of_noise = float((residuals**2).sum() / freedom) * _shrinks_to(by_prompt)
+        noise = _Effect(_noise_draws(residuals, by_prompt, freedom, rng), of_noise)
+    if restarts > 1:
+        noise, source = restart, "restarts" if restart else None
+    true = max(0.0, prompt.variance - of_noise) if prompt else 0.0  # of prompts, without the noise
+    left_out = 1 - len(means) / set_size if set_size and set_size > len(means) else 0.0
+    unmeasured = _scaled(prompt, left_out * true) if prompt and true and left_out else None
     return Ratio(
         value=math.exp(center),
         like_these=_interval(center, [prompt, restart]) if prompt else None,
-        this_set=_interval(center, [noise, restart, _scaled(prompt, unmeasured)])
-        if noise and (prompt or not unmeasured)
+        this_set=_interval(center, [noise, unmeasured])
+        if noise and (prompt or not left_out)
         else None,
         prompts=len(means),
-        restarts=max(1, len(restarts)),
+        restarts=restarts,
         noise_from=source,
-        prompt_spread=_prompt_spread(prompt, len(means), mean_of_noise) if source else None,
+        prompt_spread=math.sqrt(len(means) * true) if prompt and source else None,
     )
 
 
-def _prompt_spread(prompt: _Effect | None, prompts: int, mean_of_noise: float) -> float | None:
-    if prompt is None:
-        return None
-    return math.sqrt(prompts * max(0.0, prompt.variance - mean_of_noise))
-
-
 def _interval(center: float, effects: Sequence[_Effect | None]) -> Interval:
-    present = [effect for effect in effects if effect and effect.variance > 0]
-    if not present:
-        return Interval(math.exp(center), math.exp(center))
-    variances = np.array([effect.variance for effect in present])
-    freedom = variances.sum() ** 2 / sum(e.variance**2 / e.freedom for e in present)
-    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    total = np.sum([effect.draws for effect in present], axis=0)
-    low, high = np.quantile(total, tails) * _stretch(float(freedom))
+    total = np.sum([effect.draws for effect in effects if effect], axis=0)
+    low, high = np.quantile(total, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(math.exp(center + float(low)), math.exp(center + float(high)))
 
 
@@ -263,73 +274,67 @@ def _of_sample(deviations: Floats, rng: np.random.Generator) -> _Effect | None:
     draws = deviations[rng.integers(0, count, (RESAMPLES, count))].mean(axis=1)
     unbiased = math.sqrt(count / (count - 1))  # resampling alone gives the variance over n
     variance = float((deviations**2).sum() / (count - 1) / count)
-    return _Effect(draws * unbiased, variance, count - 1)
+    return _Effect(draws * unbiased * _stretch(count - 1), variance)
 
 
-def _scaled(effect: _Effect | None, share: float) -> _Effect | None:
-    if effect is None or not share:
-        return None
-    return _Effect(effect.draws * math.sqrt(share), effect.variance * share, effect.freedom)
+def _scaled(effect: _Effect, variance: float) -> _Effect:
+    return _Effect(effect.draws * math.sqrt(variance / effect.variance), variance)
 
 
-def _restart_deviations(cells: Cells, by_prompt: Mapping[str, Cells]) -> Floats:
-    """How far each restart lies from the others, mean over its pairs; empty for a single one.
+def _restart_means(cells: Cells) -> Floats:
+    """How far each restart lies from the others, a mean over its pairs.
 
-    Against the mean of the same (prompt, turn), so that a prompt that one restart lacks does not
-    count as that restart's.
+    Against the mean of the same (prompt, turn), and only where each restart has measured it, so
+    that what one of them lacks does not count as its own.
     """
-    if len({key.repeat for key in cells}) < 2:
-        return np.array([])
-    own = _centered_by_turn(cells)
-    groups = _grouped(own, lambda key: key.repeat)
-    deviations = np.array([np.mean(list(group.values())) for group in groups.values()])
-    centered: Floats = deviations - deviations.mean()
-    return centered
+    repeats = sorted({key.repeat for key in cells})
+    by_turn = _grouped(cells, lambda key: (key.prompt_id, key.turn))
+    shared = [
+        [np.mean([v for key, v in group.items() if key.repeat == repeat]) for repeat in repeats]
+        for group in by_turn.values()
+        if {key.repeat for key in group} == set(repeats)
+    ]
+    means: Floats = np.array(shared).mean(axis=0) if shared else np.array([])
+    return means
 
 
-def _of_restarts(
-    deviations: Floats, noise_variance: float, cells: int, rng: np.random.Generator
-) -> _Effect | None:
-    """The restarts' effect without the noise that their means hold too."""
-    whole = _of_sample(deviations, rng)
-    if whole is None or not whole.variance:
+def _of_restarts(means: Floats, rng: np.random.Generator) -> _Effect | None:
+    """The effect of restarts and of the noise in them; None where they share no prompt."""
+    count = len(means)
+    if count < 2:
         return None
-    noise_of_mean = noise_variance / cells  # the variance of a restart's mean, over restarts
-    return _scaled(whole, max(0.0, 1 - noise_of_mean / whole.variance))
+    from scipy.special import stdtrit
+
+    variance = float(np.var(means, ddof=1) / count)
+    strata = (np.arange(RESAMPLES) + 0.5) / RESAMPLES  # whose quantiles are those of the law
+    draws = rng.permutation(stdtrit(count - 1, strata))
+    return _Effect(draws * math.sqrt(variance), variance)
 
 
-def _noise(
-    cells: Cells, steps: Cells, restarts: Floats
-) -> tuple[Floats, float, Literal["repeats", "steps"] | None]:
+def _noise(cells: Cells, steps: Cells) -> tuple[Floats, float, NoiseSource | None]:
     """Residuals of single measurements, their degrees of freedom, and where they are from.
 
-    From pairs of the same prompt and turn where some were measured more than once. Else from
+    From pairs of the same prompt, turn and restart that were measured more than once. Else from
     the times of a step, whose spread over prompts is noise and, at most, the length of the
     context: an upper bound.
     """
-    centered = _centered_by_turn(cells)
-    groups = _grouped(centered, lambda key: (key.prompt_id, key.turn))
-    again = [group for group in groups.values() if len(group) > 1]
-    freedom = sum(len(group) - 1 for group in again) - max(0, len(restarts) - 1)
+    groups = _grouped(cells, lambda key: (key.prompt_id, key.turn, key.repeat)).values()
+    again = [list(group.values()) for group in groups if len(group) > 1]
+    freedom = sum(len(group) - 1 for group in again)
     if freedom >= FEWEST_RESIDUALS:
-        places = {repeat: i for i, repeat in enumerate(sorted({key.repeat for key in cells}))}
-        values = [
-            value - (restarts[places[key.repeat]] if len(restarts) else 0.0)
-            for group in again
-            for key, value in group.items()
-        ]
-        return np.array(values), freedom, "repeats"
-    values = list(steps.values())
-    if len(values) <= FEWEST_RESIDUALS:
+        centered = [np.array(group) - np.mean(group) for group in again]
+        return np.concatenate(centered), freedom, "cycles"
+    values = np.array(list(steps.values()))
+    if len(values) < FEWEST_RESIDUALS:
         return np.array([]), 1, None
-    return np.array(values) - np.mean(values), len(values) - 1, "steps"
+    return values - values.mean(), len(values) - 1, "steps"
 
 
 def _noise_draws(
     residuals: Floats, by_prompt: Mapping[str, Cells], freedom: float, rng: np.random.Generator
 ) -> Floats:
     """Deviations of the mean over prompts when every pair gets a residual drawn from all."""
-    unbiased = math.sqrt(len(residuals) / freedom)
+    unbiased = math.sqrt(len(residuals) / freedom) * _stretch(freedom)
     total = np.zeros(RESAMPLES)
     for group in by_prompt.values():
         drawn = residuals[rng.integers(0, len(residuals), (RESAMPLES, len(group)))]
@@ -340,15 +345,6 @@ def _noise_draws(
 def _shrinks_to(by_prompt: Mapping[str, Cells]) -> float:
     """The variance of the mean over prompts, in units of a single pair's."""
     return sum(1 / len(group) for group in by_prompt.values()) / len(by_prompt) ** 2
-
-
-def _centered_by_turn(cells: Cells) -> dict[Key, float]:
-    """Each pair's distance from the mean of its prompt and turn."""
-    centered: dict[Key, float] = {}
-    for group in _grouped(cells, lambda key: (key.prompt_id, key.turn)).values():
-        mean = sum(group.values()) / len(group)
-        centered |= {key: value - mean for key, value in group.items()}
-    return centered
 
 
 def _grouped(cells: Cells, part: Callable[[Key], T]) -> dict[T, dict[Key, float]]:

@@ -5,6 +5,7 @@ exercised in milliseconds on facts that a real engine produced.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from specbench.errors import LoadError
@@ -13,7 +14,10 @@ from specbench.records import Prompt, RequestRecord
 
 
 class ReplayClient:
-    """Answers from *tape*; with `speed`, as slowly as it was recorded (1.0) or faster (10.0)."""
+    """Answers from *tape*; with `speed`, as slowly as it was recorded (1.0) or faster (10.0).
+
+    A prompt that was recorded several times (in cycles, in repeats) gets its answers in turn.
+    """
 
     unit = "conversation"
 
@@ -25,7 +29,9 @@ class ReplayClient:
         speed: float | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._tape = {(record.prompt_id, record.turn): record for record in tape}
+        self._tape: dict[tuple[str, int], deque[RequestRecord]] = {}
+        for record in tape:
+            self._tape.setdefault((record.prompt_id, record.turn), deque()).append(record)
         self._start, self._speed, self._sleep = start, speed, sleep
 
     def send(
@@ -38,12 +44,14 @@ class ReplayClient:
         """
         for prompt in prompts:
             for turn in range(len(prompt.turns)):
-                record = self._tape.get((prompt.id, turn))
-                if record is None:
+                recorded = self._tape.get((prompt.id, turn))
+                if recorded is None:
                     raise LoadError(f"The tape holds no answer to prompt {prompt.id}, turn {turn}.")
+                record = recorded[0]
+                recorded.rotate(-1)
                 if self._speed:
                     self._sleep((record.end_ns - record.sent_ns) / 1e9 / self._speed)
-                on_record(record.model_copy(update={"start": self._start}))
+                on_record(record.model_copy(update={"start": self._start, "cycle": 0}))
                 if record.error is not None:
                     break
 

@@ -60,13 +60,17 @@ class Sidecar(Facts):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts in memory; `sha256` is of their content, not of the file."""
+    """Prompts in memory; `sha256` is of their content, not of the file.
+
+    `available` is how many prompts the whole set has where these are a part of it.
+    """
 
     name: str
     prompts: tuple[Prompt, ...]
     sha256: str
     source: str
     path: Path
+    available: int | None = None
 
 
 def prompt_sha256(text: str) -> str:

@@ -48,10 +48,30 @@ def speedup_text(row: Row) -> str:
     if ratio is None:
         return MISSING
     mark = "?" if row.flags else ""
-    if ratio.low is None or ratio.high is None:
+    if (interval := ratio.like_these) is None:
         return f"{ratio.value:.2f}x{mark}"
-    text = f"{ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]{mark}"
+    text = f"{ratio.value:.2f}x [{interval.low:.2f}, {interval.high:.2f}]{mark}"
     return text if ratio.shown else f"{text} no difference shown"
+
+
+def this_set_text(row: Row) -> str:
+    """The interval of the speed-up for the prompts that were measured."""
+    ratio = row.speedup.tpot if row.speedup else None
+    interval = ratio.this_set if ratio else None
+    return f"[{interval.low:.2f}, {interval.high:.2f}]" if interval else MISSING
+
+
+def _this_set(row: Row) -> Value:
+    ratio = row.speedup.tpot if row.speedup else None
+    return ratio.this_set.low if ratio and ratio.this_set else None
+
+
+def _of_cost(name: str) -> Callable[[Row], Value]:
+    def value(row: Row) -> Value:
+        found: Value = getattr(row.cost, name) if row.cost and row.k else None
+        return found
+
+    return value
 
 
 def _position(i: int) -> Column:
@@ -89,7 +109,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column("arm", "arm", "the engine set-up", lambda r: r.arm),
         Column("k", "k", "num_speculative_tokens", lambda r: r.k),
         Column("prompt_set", "prompts", "the prompt set", lambda r: r.prompt_set),
-        Column("category", "category", "the prompts' category", lambda r: r.category),
+        Column("part", "part", "the part of the requests", lambda r: r.part),
         Column("max_tokens", "max", "max_tokens of each request", lambda r: r.max_tokens),
         Column("concurrency", "conc", "requests in flight", lambda r: r.concurrency),
         Column("requests", "reqs", "requests measured", lambda r: r.metrics.requests),
@@ -102,7 +122,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column(
             "tpot_ms",
             "TPOT ms",
-            "mean time per output token after the first: (latency - TTFT) / (tokens - 1)",
+            "mean time per output token after the first chunk: (latency - TTFT) / (tokens - 1)",
             lambda r: r.metrics.tpot_ms,
             2,
         ),
@@ -121,8 +141,23 @@ def columns(rows: Sequence[Row]) -> list[Column]:
             2,
         ),
         Column("acceptance_rate", "rate", "accepted / drafted tokens", _of_acceptance("rate"), 2),
+        Column(
+            "break_even",
+            "τ even",
+            "break-even: the acceptance length at which it is as fast as vanilla",
+            _of_cost("break_even"),
+            2,
+        ),
         *(_position(i) for i in range(deepest(rows))),
         Column("same", "same", "outputs identical to the baseline's, token by token", _same),
+        Column(
+            "predicted",
+            "predicted",
+            "speed-up predicted from vanilla, k = 1 and the largest k alone",
+            _of_cost("predicted_speedup"),
+            2,
+        ),
+        Column("this_set", "on this set", "95% interval for these very prompts", _this_set, 2),
         Column("speedup", "speed-up", "baseline TPOT / TPOT, paired by prompt", _speed, 2),
     ]
     always = {"method", "k", "prompt_set", "requests", "latency_ms", "tokens_per_s", "speedup"}

@@ -55,6 +55,9 @@ class RunProgress:
     def advance(self, case: Case, record: RequestRecord) -> None:
         """One request of *case* ended."""
         self._done += 1
+        if record.cycle:  # a further pass, which nobody could plan
+            self._total += 1
+            self._bar.update(self._task, total=self._total)
         what = f"{case.arm} {case.prompt_set} {record.prompt_id}"
         self._bar.update(self._task, advance=1, description=what[:48])
         self._plain(f"{self._done} of {self._total} requests ({what})")

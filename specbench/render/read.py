@@ -2,23 +2,23 @@
 
 from collections.abc import Iterator
 
-from specbench.analysis.rows import MeasuredCase
+from specbench.analysis.cases import MeasuredCase
 from specbench.store import RunStore
 
 
 def measured_cases(store: RunStore) -> Iterator[MeasuredCase]:
     """Every case of the run, measured or not, in the order of its arms."""
     arms = {arm: place for place, arm in enumerate(store.document["arms"])}
-    turns = {
-        name: sum(len(prompt.turns) for prompt in store.prompts(name))
-        for name in store.document["prompt_sets"]
-    }
+    prompts = {name: store.prompts(name) for name in store.document["prompt_sets"]}
+    engines = store.engines()
     planned = store.document["cases"]
     sets = list(store.document["prompt_sets"])
     ordered = sorted(planned, key=lambda c: (sets.index(c["prompt_set"]), arms[c["arm"]]))
     for case in ordered:
         status = store.case_status(case["id"]) or {"status": "unfinished", "problem": None}
         arm = case["arm"]
+        about = store.document["prompt_sets"][case["prompt_set"]]
+        sent = prompts[case["prompt_set"]]
         yield MeasuredCase(
             arm=arm,
             method=store.document["methods"][arm]["method"],
@@ -27,9 +27,15 @@ def measured_cases(store: RunStore) -> Iterator[MeasuredCase]:
             max_tokens=case["max_tokens"],
             concurrency=case["concurrency"],
             repeat=case["repeat"],
-            expected_requests=turns[case["prompt_set"]],
+            expected_requests=sum(len(prompt.turns) for prompt in sent),
             records=list(store.requests(case["id"])),
             spans=store.counters(case["id"]),
             status=status["status"],
             problem=status["problem"],
+            label=store.document["methods"][arm].get("label", arm.rpartition("-k")[0]),
+            group=case.get("group", 0),
+            set_size=about.get("available"),
+            engines=[facts for facts in engines if facts.arm == arm],
+            prompts=sent,
+            sampling=store.document["config"]["sampling"],
         )

@@ -4,23 +4,62 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
-from specbench.analysis.rows import SCHEMA, Row
-from specbench.render.columns import MISSING, Column, columns, deepest, printable, speedup_text
+from specbench.analysis.curves import Curve
+from specbench.analysis.rows import SCHEMA, Cost, Row
+from specbench.analysis.scaling import scaling
+from specbench.analysis.speedup import Question, Ratio
+from specbench.render.columns import (
+    MISSING,
+    Column,
+    columns,
+    deepest,
+    printable,
+    speedup_text,
+    this_set_text,
+)
+from specbench.render.words import (
+    curve_record,
+    explanations,
+    headlines,
+    precision_lines,
+    scaling_record,
+)
 
 # Dropped from a terminal table that is too narrow, in this order; before them p_k down to p_3.
 EXPENDABLE = (
     "output_tokens",
     "acceptance_rate",
-    "same",
     "p_2",
     "p_1",
+    "same",
     "ttft_ms",
+    "predicted",
+    "this_set",
+    "break_even",
     "requests",
     "latency_ms",
     "tpot_ms",
 )
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a report says of a run: its rows, and what they come to.
+
+    `by` names the parts that the rows are split into; the rest is of the whole.
+    """
+
+    rows: Sequence[Row]
+    curves: Sequence[Curve] = ()
+    by: str | None = None
+
+    @property
+    def headlines(self) -> list[str]:
+        """The answer in a sentence for each condition."""
+        return headlines(self.rows) if self.by is None else []
 
 
 def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
@@ -34,59 +73,99 @@ def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
     lines = [
         (
             f"{run['config']['model']} on {hardware}; vLLM {run['vllm'] or '(not started here)'}; "
-            f"{sampled}; schedule {run['config']['schedule']}; run {run['id']}"
+            f"{sampled}; {schedule_text(run)}; run {run['id']}"
         ),
     ]
     meanings = [f"{c.head}: {c.meaning}" for c in shown if c.key in EXPLAINED]
     lines.append(" · ".join(meanings))
     lines.append(
-        "speed-up: geometric mean over prompts of baseline/arm, 95% interval by a bootstrap over "
-        "prompts (on prompts like these)"
+        "speed-up: geometric mean over prompts of baseline/arm TPOT, with a 95% interval on prompts "
+        "like these (prompts resampled)"
+        + (
+            "; on this set: with these very prompts (noise, restarts and prompts not measured)"
+            if any(column.key == "this_set" for column in shown)
+            else ""
+        )
     )
     return lines
 
 
-EXPLAINED = {"ttft_ms", "tpot_ms", "tokens_per_s", "acceptance_length", "acceptance_rate", "p_1"}
+def schedule_text(run: Mapping[str, Any]) -> str:
+    """How engines took turns, and what of the machine that leaves in a ratio."""
+    schedule = run.get("schedule", run["config"]["schedule"])
+    if schedule == "blocks" and run["config"].get("repeats", 1) == 1:
+        return "schedule blocks, once: the machine's drift between them is in no interval"
+    return f"schedule {schedule}"
+
+
+EXPLAINED = {
+    "ttft_ms",
+    "tpot_ms",
+    "tokens_per_s",
+    "acceptance_length",
+    "break_even",
+    "acceptance_rate",
+    "p_1",
+    "predicted",
+}
 
 
 def cell(column: Column, row: Row) -> str:
     """A cell for people; the speed-up comes with its interval."""
-    return speedup_text(row) if column.key == "speedup" else column.show(row)
+    match column.key:
+        case "speedup":
+            return speedup_text(row)
+        case "this_set":
+            return this_set_text(row)
+        case _:
+            return column.show(row)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Flags and failures, a line each, under the table."""
     lines = []
     for row in rows:
-        where = " ".join(filter(None, (row.arm, row.prompt_set, row.category)))
+        where = " ".join(filter(None, (row.arm, row.prompt_set, row.part)))
         lines += [f"{where}: {flag.finding} [{flag.check}]" for flag in row.flags]
         if row.problem:
             lines.append(f"{where}: {row.problem.splitlines()[0]}")
     return [printable(line) for line in lines]
 
 
-def as_markdown(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def as_markdown(run: Mapping[str, Any], findings: Findings) -> str:
     """A table that pastes into a pull request."""
+    rows = findings.rows
     shown = columns(rows)
     lines = [
+        *(f"**{_escaped(line)}**\n" for line in findings.headlines),
         "| " + " | ".join(column.head for column in shown) + " |",
         "|" + "|".join(" --- " if c.digits is None else " ---: " for c in shown) + "|",
     ]
     for row in rows:
         lines.append("| " + " | ".join(_escaped(cell(c, row)) for c in shown) + " |")
     lines += ["", *footer(run, shown)]
+    if said := _said(run, findings):
+        lines += ["", *(f"- {_escaped(line)}" for line in said)]
     if found := notes(rows):
         lines += ["", *(f"- {_escaped(note)}" for note in found)]
     return "\n".join(lines) + "\n"
+
+
+def _said(run: Mapping[str, Any], findings: Findings) -> list[str]:
+    asked = run["config"].get("precision")
+    return [
+        *precision_lines(asked, findings.rows),
+        *explanations(findings.rows, findings.curves),
+    ]
 
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def as_csv(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def as_csv(run: Mapping[str, Any], findings: Findings) -> str:
     """All columns under their script names; an empty cell where there is nothing."""
-    records = _records(rows)
+    records = _records(findings.rows)
     for record in records:
         record["flags"] = "; ".join(flag["finding"] for flag in record["flags"])
     out = io.StringIO()
@@ -98,12 +177,16 @@ def as_csv(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-def as_json(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """The rows for scripts: `schema`, `run`, `rows`; null where there is nothing, never NaN."""
+def as_json(run: Mapping[str, Any], findings: Findings) -> str:
+    """For scripts: `schema`, `run`, `rows`, `curves`, `concurrency`; null where there is nothing."""
     document = {
         "schema": SCHEMA,
         "run": {key: run[key] for key in ("id", "config", "machine", "vllm", "prompt_sets")},
-        "rows": _records(rows),
+        "headlines": findings.headlines,
+        "split_by": findings.by,
+        "rows": _records(findings.rows),
+        "curves": [curve_record(curve) for curve in findings.curves],
+        "concurrency": [scaling_record(one) for one in scaling(findings.rows)],
     }
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -120,15 +203,18 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
     positions = (acceptance and acceptance.positions) or ()
     tpot = row.speedup.tpot if row.speedup else None
     latency = row.speedup.latency if row.speedup else None
+    ttft = row.speedup.ttft if row.speedup else None
     return {
         "arm": row.arm,
+        "label": row.label,
         "method": row.method,
         "k": row.k,
         "prompt_set": row.prompt_set,
-        "category": row.category,
+        "part": row.part,
         "max_tokens": row.max_tokens,
         "concurrency": row.concurrency,
         "repeats": row.repeats,
+        "cycles": row.cycles,
         "requests": metrics.requests,
         "failed": metrics.failed,
         "prompts": metrics.prompts,
@@ -142,23 +228,42 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
         "acceptance_rate": acceptance and acceptance.rate,
         "acceptance_source": acceptance and acceptance.source,
         **{f"p_{i + 1}": positions[i] if i < len(positions) else None for i in range(depth)},
+        **_cost_record(row),
         "outputs_compared": row.parity and row.parity.compared,
         "outputs_identical": row.parity and row.parity.identical,
         "speedup": 1.0 if row.is_baseline else tpot and tpot.value,
-        "speedup_low": tpot and tpot.low,
-        "speedup_high": tpot and tpot.high,
+        **_interval("speedup", tpot, "like_these"),
+        **_interval("speedup_this_set", tpot, "this_set"),
+        "noise_from": tpot and tpot.noise_from,
         "latency_speedup": 1.0 if row.is_baseline else latency and latency.value,
+        **_interval("latency_speedup", latency, "like_these"),
+        "total_time_speedup": 1.0 if row.is_baseline else row.speedup and row.speedup.total_time,
+        "ttft_speedup": 1.0 if row.is_baseline else ttft and ttft.value,
         "flags": [{"check": flag.check, "finding": flag.finding} for flag in row.flags],
         "problem": row.problem,
     }
 
 
-def as_table(run: Mapping[str, Any], rows: Sequence[Row], *, width: int, colour: bool) -> str:
+def _cost_record(row: Row) -> dict[str, Any]:
+    names = [field.name for field in fields(Cost)]
+    return {name: getattr(row.cost, name) if row.cost else None for name in names}
+
+
+def _interval(name: str, ratio: Ratio | None, question: Question) -> dict[str, float | None]:
+    interval = ratio.interval(question) if ratio else None
+    return {
+        f"{name}_low": interval.low if interval else None,
+        f"{name}_high": interval.high if interval else None,
+    }
+
+
+def as_table(run: Mapping[str, Any], findings: Findings, *, width: int, colour: bool) -> str:
     """A table for a terminal *width* columns wide; columns are dropped until it fits."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    rows = findings.rows
     shown = columns(rows)
     texts = {c.key: [cell(c, row) for row in rows] for c in shown}
     deep = [f"p_{i}" for i in range(deepest(rows), 2, -1)]
@@ -173,7 +278,7 @@ def as_table(run: Mapping[str, Any], rows: Sequence[Row], *, width: int, colour:
         table.add_column(column.head, justify="left" if left else "right", no_wrap=True)
     previous = None
     for i, row in enumerate(rows):
-        group = (row.prompt_set, row.category, row.max_tokens, row.concurrency)
+        group = (row.prompt_set, row.part, row.max_tokens, row.concurrency)
         if previous not in (None, group):
             table.add_row()
         previous = group
@@ -189,7 +294,8 @@ def as_table(run: Mapping[str, Any], rows: Sequence[Row], *, width: int, colour:
     console.print(table)
     text = out.getvalue()
     wrapped = Console(file=(tail := io.StringIO()), width=width, force_terminal=False)
-    for line in [*footer(run, shown), *notes(rows)]:
+    said = _said(run, findings)
+    for line in [*findings.headlines, *said, *footer(run, shown), *notes(rows)]:
         wrapped.print(Text(line))
     return text + "\n" + tail.getvalue()
 
@@ -208,7 +314,7 @@ def _style(column: Column, row: Row) -> str:
     return "green" if ratio.value > 1 else "red"
 
 
-FORMATS: dict[str, Callable[[Mapping[str, Any], Sequence[Row]], str]] = {
+FORMATS: dict[str, Callable[[Mapping[str, Any], Findings], str]] = {
     "markdown": as_markdown,
     "csv": as_csv,
     "json": as_json,

@@ -1,0 +1,38 @@
+"""What would a head with this acceptance length give here? By a run's step times, or by trying.
+
+vLLM's synthetic rejection sampling accepts drafts at a set rate whatever they say, so that a real
+engine shows the speed of a head that does not exist yet. What it writes is noise, and its rows are
+flagged: they never stand beside real ones as if they were.
+"""
+
+from typing import Any
+
+from specbench.config import Config
+from specbench.errors import UserError
+from specbench.vllm_names import VllmNames
+
+METHOD, LENGTH = "rejection_sample_method", "synthetic_acceptance_length"
+
+
+def synthetic_config(config: Config, names: VllmNames, *, label: str, k: int, tau: float) -> Config:
+    """*config* with one arm, *label* at *k*, held at *tau* tokens a step by the engine *names*.
+
+    Raises:
+        UserError: the config has no such arm, or this vLLM has no synthetic acceptance.
+    """
+    if LENGTH not in names.speculation_keys:
+        raise UserError(
+            f"vLLM {names.version} cannot hold acceptance at a set length ({LENGTH}).",
+            hint="Leave out --measure: the estimate by step times needs no engine.",
+        )
+    chosen = [one for one in config.speculation if one.label == label]
+    if not chosen:
+        there = ", ".join(one.label for one in config.speculation) or "none"
+        raise UserError(f"The run has no method {label!r}; there are: {there}.")
+    options: dict[str, Any] = {**chosen[0].options, METHOD: "synthetic", LENGTH: tau}
+    held = chosen[0].model_copy(
+        update={"k": (k,), "options": options, "choose_k": False, "name": f"synthetic-{label}"}
+    )
+    return config.model_copy(
+        update={"speculation": (held,), "name": "what-if", "repeats": 1, "precision": None}
+    )
