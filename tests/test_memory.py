@@ -16,10 +16,10 @@ from specbench.engines.memory import Room, engines_that_fit, room
 GIB = 1 << 30
 MIB = 1 << 20
 LLAMA = {
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "hidden_size": 512,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
     "max_position_embeddings": 4096,
     "dtype": "bfloat16",
 }
@@ -135,14 +135,15 @@ def test_a_kv_cache_that_the_config_does_not_set_is_ours_or_the_environments(
 @pytest.mark.parametrize(
     ("args", "need"),
     [
-        # 2 x 4 layers x 2 heads x 64 wide: 2048 bytes a token in 16 bits
-        ({}, 1024 + 4096 * 2048 // MIB + 2048),
-        ({"max_model_len": 2048}, 1024 + 2048 * 2048 // MIB + 2048),
-        ({"max_model_len": "8K"}, 1024 + 8192 * 2048 // MIB + 2048),
-        ({"max_model_len": "auto"}, 1024 + 4096 * 2048 // MIB + 2048),
-        ({"kv_cache_dtype": "fp8"}, 1024 + 4096 * 1024 // MIB + 2048),
+        # 2 x 32 layers x 8 heads x 128 wide: 128 KiB a token in 16 bits
+        ({}, 1024 + 512 + 2048),
+        ({"max_model_len": 2048}, 1024 + 256 + 2048),
+        ({"max_model_len": "8K"}, 1024 + 1024 + 2048),
+        ({"max_model_len": "auto"}, 1024 + 512 + 2048),
+        ({"kv_cache_dtype": "fp8"}, 1024 + 256 + 2048),
+        ({"dtype": "float32"}, 2048 + 1024 + 2048),
         ({"kv_cache_memory_bytes": GIB}, 1024 + 1024 + 2048),
-        ({"tensor_parallel_size": 2}, 512 + 2048 * 2048 // MIB + 2048),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 256 + 128 + 2048),
     ],
 )
 def test_a_gpu_engine_needs_at_least_one_request_of_cache(
