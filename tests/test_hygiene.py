@@ -861,3 +861,12 @@ def test_a_pass_without_most_of_the_prompts_is_no_measure_of_noise(record: Build
     base = passes(record, 20.0, 20.1, 30.0, cycles=True)[:18]
     arm = facts(passes(record, 18.0, 18.0, 27.0, at=5e6, cycles=True))
     assert pair_finding("noise", vanilla(base), arm) is None
+
+
+def test_streams_that_were_read_late_are_counted(record: Build) -> None:
+    late = [record(f"l{i}", chunks=[4495] * 20) for i in range(2)]
+    fine = [record(f"f{i}", chunks=[100 + 20 * j for j in range(20)]) for i in range(30)]
+    said = finding("stalled", vanilla([*fine, *late]))
+    assert said is not None
+    assert said.startswith("the first token of 2 of 32 answers came together with later ones")
+    assert finding("stalled", vanilla(fine)) is None

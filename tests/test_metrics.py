@@ -279,3 +279,14 @@ def test_a_good_attempt_is_not_undone_by_a_later_failure(record: Build) -> None:
 def test_turns_are_different_requests(record: Build) -> None:
     turns = [record("a", turn=0), record("a", turn=1)]
     assert metrics.last_attempts(turns) == turns
+
+
+def test_a_stream_that_was_read_all_at_once_has_no_time_per_token(record: Build) -> None:
+    """Seen on a busy machine: 33 chunks of 48 tokens, all stamped 4495 ms after sending."""
+    stalled = record(chunks=[4495] * 33, tokens=48, chunk_tokens=(1,) * 32 + (16,))
+    assert metrics.held_up(stalled)
+    assert metrics.tpot_ms(stalled) is None
+    late = record(chunks=[100] * 3 + [100 + 10 * i for i in range(1, 30)])
+    assert not metrics.held_up(late)
+    assert metrics.tpot_ms(late) is not None
+    assert not metrics.held_up(record(chunks=[100, 100]))

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specbench.analysis.metrics import decode_steps, later_tokens, tpot_ms
+from specbench.analysis.metrics import decode_steps, held_up, later_tokens, tpot_ms
 from specbench.analysis.speedup import RESAMPLES, Key
 from specbench.errors import UserError
 from specbench.records import RequestRecord
@@ -381,7 +381,7 @@ def _steps(record: RequestRecord, k: int) -> int | None:
     Accepted tokens past the end do not count: drafts are counted, and one that overshoots is one.
     """
     later = later_tokens(record)
-    if not later or len(record.chunk_ns) < 2 or _decode_ms(record) <= 0:
+    if not later or len(record.chunk_ns) < 2 or _decode_ms(record) <= 0 or held_up(record):
         return None
     if k == 0:
         return later

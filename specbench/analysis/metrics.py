@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from specbench.records import CounterSpan, EngineCounters, RequestRecord, SpecRequest
 
+MERGED_CHUNKS, MERGED_SHARE = 3, 0.1  # that a busy reader may well find beside the first
+
 
 def latency_ms(record: RequestRecord) -> float:
     """Milliseconds from sending to the last chunk."""
@@ -28,15 +30,26 @@ def ttft_ms(record: RequestRecord) -> float:
 
 
 def tpot_ms(record: RequestRecord) -> float | None:
-    """Milliseconds per output token after the first; None for fewer than two chunks or tokens.
+    """Milliseconds per output token after the first; None for fewer than two chunks or tokens, and
+    for a stream that was held up.
 
     When the first chunk carries several tokens they count as first: the time after it made the
     others only.
     """
     later = later_tokens(record)
-    if not later or len(record.chunk_ns) < 2:
+    if not later or len(record.chunk_ns) < 2 or held_up(record):
         return None
     return (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e6 / later
+
+
+def held_up(record: RequestRecord) -> bool:
+    """Whether the first chunk was read together with many later ones.
+
+    The client or the server stood still then, so that nobody knows when the first token came: not
+    TTFT, nor the time that the others took.
+    """
+    together = record.chunk_ns.count(record.chunk_ns[0]) - 1 if record.chunk_ns else 0
+    return together > max(MERGED_CHUNKS, MERGED_SHARE * len(record.chunk_ns))
 
 
 def later_tokens(record: RequestRecord) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from specbench.analysis.distribution import sampler_suspect
 from specbench.analysis.hygiene import CaseFacts, Flag, PairFacts, acceptance, pairs, requests
 from specbench.analysis.hygiene.setup import synthetic_acceptance
-from specbench.analysis.hygiene.timing import cold_start
+from specbench.analysis.hygiene.timing import cold_start, stalled_reader
 
 
 def flags(facts: CaseFacts) -> list[Flag]:
@@ -51,6 +51,7 @@ CHECKS: dict[str, Callable[[CaseFacts], str | None]] = {
     "prefix-cache": requests.prefix_cache_hit,
     "chunk-count": requests.counted_by_chunks,
     "cold-start": cold_start,
+    "stalled": stalled_reader,
 }
 
 PAIR_CHECKS: dict[str, Callable[[PairFacts], str | None]] = {

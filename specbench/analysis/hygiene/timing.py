@@ -8,9 +8,10 @@ import numpy as np
 
 from specbench.analysis.hygiene import CaseFacts
 from specbench.analysis.hygiene.acceptance import LOOK_UP_METHODS
-from specbench.analysis.metrics import ttft_ms
+from specbench.analysis.metrics import held_up, ttft_ms
 from specbench.records import RequestRecord
 
+HELD_UP = 0.01  # of the requests: with more, latency and TTFT are those of the stalls
 FEWEST = 8  # requests of an engine start; fewer do not tell an outlier
 LOOKED_AT = 200  # requests at most: a cold start is long over then, and a drift plain to see
 OUTLIER = 2.0  # a first request that takes this many times as long as the others
@@ -22,6 +23,17 @@ SEVERAL = 3
 SETTLED = 8  # requests after which an engine is warm (z-lab/dflash issue 135)
 MATTERS = 0.01  # a share of the mean; what moves it by less is left alone
 TO_DEVIATIONS = 1.4826  # median absolute deviation -> standard deviation, of a normal sample
+
+
+def stalled_reader(facts: CaseFacts) -> str | None:
+    """Streams whose first chunk was read together with many later ones."""
+    stalled = sum(held_up(record) for record in facts.good)
+    if stalled <= HELD_UP * len(facts.good):
+        return None
+    return (
+        f"the first token of {stalled} of {len(facts.good)} answers came together with later ones: "
+        "client or server stood still, so they have no time per token and too long a TTFT"
+    )
 
 
 def cold_start(facts: CaseFacts) -> str | None:
