@@ -65,6 +65,14 @@ def test_an_interval_that_holds_1_is_no_headline() -> None:
     ]
 
 
+def test_one_prompt_shows_nothing() -> None:
+    ratio = Ratio(1.4, None, None, 1, 1, None)
+    row = replace(eagle(1, 1.4, 1.3, 1.5), speedup=Speedup(ratio, ratio, None, 1.4, 1, 0))
+    assert headlines([VANILLA, row]) == [
+        "humaneval: one prompt has no interval, so nothing is shown."
+    ]
+
+
 def test_conditions_are_told_apart_by_what_differs() -> None:
     rows = [eagle(1, 1.2, 1.1, 1.3), eagle(1, 1.4, 1.3, 1.5, concurrency=4)]
     assert [line.split(":")[0] for line in headlines(rows)] == [

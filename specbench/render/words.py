@@ -44,6 +44,8 @@ def _headline(where: str, rows: Sequence[Row]) -> str:
     sound = [(row, ratio) for row, ratio in arms if not row.flags and row.problem is None]
     shown = [(row, ratio) for row, ratio in sound if ratio.shown and ratio.value > 1]
     of = f"best of {len(arms)} set-ups" if len(arms) > 1 else "the only set-up"
+    if not any(ratio.like_these for _, ratio in arms):
+        return f"{where}: one prompt has no interval, so nothing is shown."
     if not shown:
         if len(sound) < len(arms):
             return (
