@@ -1,14 +1,18 @@
 """Two arms' engines differ in their speculation and in nothing else, and share what there is."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from specbench import vllm_names
 from specbench.config import Config
 from specbench.engines.installation import Installation
-from specbench.engines.launch import Launch, plan_launch
+from specbench.engines.launch import Launch, bind, engine_cores, plan_launch
 from specbench.errors import UserError
 
 EAGLE = {"method": "eagle", "model": "head", "num_speculative_tokens": 3}
@@ -104,17 +108,109 @@ def test_the_memory_of_a_cpu_engine_is_the_same_however_many_are_up() -> None:
     assert flags(shared)["--kv-cache-memory-bytes"] == str(1 << 30)
 
 
-def test_an_idle_engine_leaves_the_cores_alone_and_none_is_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_idle_engine_leaves_the_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without these, Intel's OpenMP pins a fork to core 0 and spins for 200 ms after each answer."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     made = launch(config(), cpu=True, together=2)
     assert made.env["KMP_AFFINITY"] == "none"
     assert made.env["KMP_BLOCKTIME"] == "1"
     assert made.env["OMP_NUM_THREADS"] == made.env["NUMBA_NUM_THREADS"] == "4"
-    assert "4 thread(s) on any of 8 cores" in made.notes[0]
+    assert "4 thread(s)" in made.notes[0]
 
 
 def test_the_configs_own_environment_goes_over_ours() -> None:
     assert launch(config(env={"KMP_BLOCKTIME": "5"}), cpu=True).env["KMP_BLOCKTIME"] == "5"
+
+
+# --- cores ---------------------------------------------------------------------------------------
+
+
+def write_topology(folder: Path, siblings: dict[int, str]) -> None:
+    for core, text in siblings.items():
+        place = folder / f"cpu{core}" / "topology"
+        place.mkdir(parents=True)
+        (place / "thread_siblings_list").write_text(f"{text}\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("ours", "siblings", "engine"),
+    [
+        ({0, 1}, {0: "0", 1: "1"}, {0}),
+        ({0, 1, 2, 3}, {0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}, {0, 2}),
+        ({0, 1, 2, 3}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, {0, 1}),
+        ({1, 2, 3, 5}, {1: "0-1", 2: "2-3", 3: "2-3", 5: "4-5"}, {1, 2}),
+        ({4, 5, 6, 7}, {}, {4, 5}),
+        ({0, 1, 2}, {}, {0}),
+        ({3}, {}, set()),
+    ],
+)
+def test_engines_compute_on_half_of_our_cores_whole_ones_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ours: set[int],
+    siblings: dict[int, str],
+    engine: set[int],
+) -> None:
+    write_topology(tmp_path, siblings)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: ours)
+    assert engine_cores(tmp_path) == engine
+
+
+def test_all_arms_compute_on_the_same_cores() -> None:
+    arms = [launch(config(), arm, cpu=True, together=3) for arm in (None, EAGLE, NGRAM)]
+    assert {arm.cores for arm in arms} == {engine_cores()}
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"env": {"OMP_NUM_THREADS": "16"}},
+        {"env": {"VLLM_CPU_OMP_THREADS_BIND": "0-7"}},
+        {"args": {"distributed_executor_backend": "mp"}},
+        {"args": {"tensor_parallel_size": 2}},
+    ],
+)
+def test_who_places_threads_in_the_config_is_not_bound(engine: dict[str, Any]) -> None:
+    assert launch(config(**engine), cpu=True).cores == frozenset()
+
+
+def test_a_gpu_engine_is_not_bound() -> None:
+    assert launch(config()).cores == frozenset()
+
+
+TREE = """
+import subprocess, sys, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+if len(sys.argv) < 2:
+    subprocess.Popen([sys.executable, __file__, "engine"], stdin=subprocess.PIPE)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves nothing to choose")
+def test_a_bound_engine_and_its_server_share_no_core(tmp_path: Path) -> None:
+    script = tmp_path / "tree.py"
+    script.write_text(TREE, encoding="utf-8")
+    made = launch(config(), cpu=True)
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert [server.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+        (engine,) = psutil.Process(server.pid).children()
+        notes = bind(made, [server.pid, engine.pid])
+        where = {
+            pid: [os.sched_getaffinity(thread.id) for thread in psutil.Process(pid).threads()]
+            for pid in (server.pid, engine.pid)
+        }
+        server.communicate()
+    everywhere = os.sched_getaffinity(0)
+    assert where[engine.pid] == [made.cores] * 2
+    assert where[server.pid] == [everywhere - made.cores] * 2
+    assert "core" in notes[0]
+
+
+def test_an_engine_without_cores_of_its_own_is_left_where_it_is() -> None:
+    before = os.sched_getaffinity(0)
+    assert bind(launch(config()), [os.getpid()]) == ()
+    assert os.sched_getaffinity(0) == before

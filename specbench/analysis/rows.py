@@ -180,10 +180,10 @@ def _unexplained(cost: Cost, speedup: Speedup) -> Flag | None:
     if cost.expected_speedup is None or speedup.tpot is None:
         return None
     interval = speedup.tpot.this_set or speedup.tpot.like_these
-    noise = interval.half_width if interval else 0.0
-    finding = disagreement(
-        cost.expected_speedup, speedup.tpot.value, tolerance=max(AGREEMENT, noise)
-    )
+    if interval is None:  # nobody knows how far apart noise takes them
+        return None
+    tolerance = max(AGREEMENT, interval.half_width)
+    finding = disagreement(cost.expected_speedup, speedup.tpot.value, tolerance=tolerance)
     return Flag("cost-model", finding) if finding else None
 
 

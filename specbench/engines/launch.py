@@ -6,7 +6,8 @@ Sources: `vllm serve --help` of 0.32; docs/measurement.md for the CPU settings.
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,15 @@ GPU_MEMORY_SHARE = 0.9  # of a GPU, for all engines on it together; vLLM's own d
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything that starts one engine, apart from its port and its key."""
+    """Everything that starts one engine, apart from its port and its key.
+
+    `cores` are those that it is to compute on once it is up (`bind`); empty: any.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    cores: frozenset[int] = frozenset()
 
 
 def plan_launch(
@@ -71,7 +76,8 @@ def plan_launch(
         known["speculative_config"] = dict(speculative_config)
     flags = [*_flags(known), *_flags(engine.extra_args)]
     program = [str(installation.python), "-m", "vllm.entrypoints.cli.main", "serve", model]
-    return Launch(tuple(program + flags), {**env, **engine.env}, tuple(notes))
+    cores = engine_cores() if installation.is_cpu and not _places_threads(engine) else frozenset()
+    return Launch(tuple(program + flags), {**env, **engine.env}, tuple(notes), cores)
 
 
 def gpu_memory_total(engine: Engine) -> float:
@@ -94,17 +100,16 @@ def _cpu_settings(
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """What makes vLLM fast and alike on a CPU (measured: docs/measurement.md).
 
-    One executor process, half of the cores for its threads (the other half is for its API server
-    and the client), the same for numba's threads that n-gram uses; the OpenMP runtime and the
-    allocator that vLLM's documents name, where they are installed.
+    One executor process, half of the cores for its threads, the same for numba's threads that
+    n-gram uses; the OpenMP runtime and the allocator that vLLM's documents name, where they are
+    installed.
 
-    Engines that are up together have the same cores, all that we may use, and an engine that waits
-    leaves them alone: Intel's runtime would bind a forked process to core 0, with its API server,
-    and spin for 200 ms after each answer, into the next arm's turn. (vLLM's own binding,
-    VLLM_CPU_OMP_THREADS_BIND, is read by its multi-process executor only.)
+    An engine that waits leaves the cores alone: Intel's runtime would spin for 200 ms after each
+    answer, into the next arm's turn. Left to itself it also puts each forked process on core 0, the
+    API server too; where threads run is up to `bind`. (vLLM's own VLLM_CPU_OMP_THREADS_BIND is read
+    by its multi-process executor only.)
     """
-    cores = len(os.sched_getaffinity(0))
-    threads = str(max(1, cores // 2))
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     args = {
         "distributed_executor_backend": "uni",
         "max_num_seqs": max(config.concurrency),
@@ -123,8 +128,8 @@ def _cpu_settings(
     if preloads:
         env["LD_PRELOAD"] = ":".join(map(str, preloads))
     names = ", ".join(path.name for path in preloads) or "nothing"
-    where = f"{threads} thread(s) on any of {cores} cores, idle ones sleep after 1 ms"
-    return args, env, [f"CPU: {where}, no AOT compile cache, preloads {names}"]
+    idle = "which sleep 1 ms after their work"
+    return args, env, [f"CPU: {threads} thread(s), {idle}; no AOT compile cache, preloads {names}"]
 
 
 def _preloads(installation: Installation) -> list[Path]:
@@ -133,6 +138,54 @@ def _preloads(installation: Installation) -> list[Path]:
     for folder in sorted(Path("/usr/lib").glob("*-linux-gnu")):
         found += [folder / "libtcmalloc_minimal.so.4"]
     return [path for path in found if path.is_file()]
+
+
+def _places_threads(engine: Engine) -> bool:
+    """Whether the config itself says how many threads run where."""
+    own = ("OMP_", "KMP_", "GOMP_", "VLLM_CPU_OMP_")
+    keys = ("distributed_executor_backend", "tensor_parallel_size", "pipeline_parallel_size")
+    return any(name.startswith(own) for name in engine.env) or any(k in engine.args for k in keys)
+
+
+def engine_cores(topology: Path = Path("/sys/devices/system/cpu")) -> frozenset[int]:
+    """Half of the cores that we may use, for engines to compute on: one a physical core first.
+
+    The same for all engines, of which one is at work at a time; the other half is for their API
+    servers and the client. Empty where there is one core.
+    """
+    ours = sorted(os.sched_getaffinity(0))
+
+    def place(core: int) -> tuple[int, int]:
+        try:
+            file = topology / f"cpu{core}" / "topology" / "thread_siblings_list"
+            siblings = _id_list(file.read_text(encoding="utf-8"))
+            return [i for i in siblings if i in ours].index(core), core
+        except (OSError, ValueError):
+            return 0, core
+
+    return frozenset(sorted(ours, key=place)[: len(ours) // 2])
+
+
+def _id_list(text: str) -> list[int]:
+    """What the kernel's "0-2,8" means: 0, 1, 2, 8."""
+    ends = [part.partition("-") for part in text.strip().split(",")]
+    return [i for first, _, last in ends for i in range(int(first), int(last or first) + 1)]
+
+
+def bind(launch: Launch, pids: Sequence[int]) -> tuple[str, ...]:
+    """Put an engine that is up on its cores and its API server on the others; notes that say so.
+
+    *pids* are the API server and all that it started. What they start later stays there as well.
+    """
+    if not launch.cores:
+        return ()
+    others = os.sched_getaffinity(0) - launch.cores
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            with suppress(OSError):  # it has ended
+                os.sched_setaffinity(int(task.name), others if pid == pids[0] else launch.cores)
+    engine, server = (",".join(map(str, sorted(cores))) for cores in (launch.cores, others))
+    return (f"CPU: the engine computes on core(s) {engine}; its API server is on {server}",)
 
 
 def _flags(args: Mapping[str, Any]) -> Iterator[str]:

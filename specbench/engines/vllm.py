@@ -19,7 +19,7 @@ from typing import Self
 import psutil
 
 from specbench.engines.installation import Installation, metadata_environment
-from specbench.engines.launch import Launch
+from specbench.engines.launch import Launch, bind
 from specbench.engines.process import SECRET_NAME, Child, PreforkServer
 from specbench.engines.server import Server
 from specbench.records import EngineFacts
@@ -86,6 +86,7 @@ class StartingEngine:
                 )
             return None
         _must_be_ours(self.server, self.child, self._port)
+        bound = bind(self.launch, self.child.pids())
         return EngineFacts(
             arm=self.arm,
             start=self.start,
@@ -102,7 +103,7 @@ class StartingEngine:
             weights_bytes=_weights_bytes(self.child.log),
             log=self.child.log.name,
             started_at=self._started_at,
-            notes=(*self.launch.notes, *((PREFORKED,) if self.prefork else ())),
+            notes=(*self.launch.notes, *bound, *((PREFORKED,) if self.prefork else ())),
         )
 
 
