@@ -24,7 +24,9 @@ def main() -> None:
     settings = config.load(config.find("demo"))
     installation = require_installation(settings.engine)
     model = demo.resolve(settings.model, say=print)
-    launch = plan_launch(settings, installation, model=model, speculative_config=None)
+    launch = plan_launch(
+        settings, installation, model=model, speculative_config=None, engines_together=1
+    )
     found: dict[str, list[float]] = {"forked": [], "whole": []}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -215,9 +215,15 @@ def _started(
     arms: Sequence[Arm],
     stack: ExitStack,
 ) -> dict[str, LiveArm]:
-    """Start the arms' engines, as many side by side as the machine has room for."""
+    """Start the arms' engines, as many side by side as the machine has room for.
+
+    In a shuffled order: an engine that starts first may lie better in memory.
+    """
     installation = prepared.installation
     assert installation is not None
+    first = stage.rounds[0][0]
+    shuffled = random.Random(f"{prepared.config.seed} start {first.repeat} {first.group}")
+    arms = shuffled.sample(arms, len(arms))
     live: dict[str, LiveArm] = {}
     prefork = _prefork(prepared, store, progress, arms, stack)
     for batch in _batches(arms, vllm.starts_at_once(installation)):
