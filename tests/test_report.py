@@ -114,8 +114,8 @@ def test_columns_that_hold_nothing_are_left_out() -> None:
         *("method", "k", "prompt_set", "requests", "output_tokens", "latency_ms", "ttft_ms"),
         *("tpot_ms", "tokens_per_s", "speedup"),
     ]
-    assert keys(VANILLA, EAGLE)[-6:] == [
-        *("acceptance_length", "acceptance_rate", "p_1", "p_2", "p_3", "speedup")
+    assert keys(VANILLA, EAGLE)[-7:] == [
+        *("acceptance_length", "acceptance_rate", "p_1", "p_2", "p_3", "total_time", "speedup")
     ]
 
 
@@ -170,13 +170,13 @@ def test_markdown_is_a_table_worked_out_by_hand() -> None:
     found = cells(as_markdown(RUN, Findings([VANILLA, EAGLE])))
     assert found[0] == [
         *("method", "k", "prompts", "reqs", "tokens", "latency ms", "TTFT ms", "TPOT ms"),
-        *("tok/s", "τ", "rate", "p1", "p2", "p3", "speed-up"),
+        *("tok/s", "τ", "rate", "p1", "p2", "p3", "total", "speed-up"),
     ]
     assert found[2] == [
         *("vanilla", "0", "humaneval", "6", "288", "2,346", "321", "43.21", "22.2"),
-        *("–", "–", "–", "–", "–", "1 (baseline)"),
+        *("–", "–", "–", "–", "–", "–", "1 (baseline)"),
     ]
-    assert found[3][-6:] == ["2.00", "0.33", "0.60", "0.30", "0.10", "1.50x [1.25, 1.75]"]
+    assert found[3][-7:] == ["2.00", "0.33", "0.60", "0.30", "0.10", "1.50", "1.50x [1.25, 1.75]"]
 
 
 def test_markdown_keeps_its_cells_whatever_stands_in_a_name() -> None:

@@ -222,7 +222,8 @@ def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> 
     center = float(means.mean())
     prompt = _of_sample(means - center, rng)
     restarts = len({key.repeat for key in cells})
-    restart = _of_restarts(_restart_means(cells), rng) if restarts > 1 else None
+    table = _by_restart(cells)
+    restart = _of_restarts(table.mean(axis=0), rng) if restarts > 1 and len(table) else None
     residuals, freedom, source = _noise(cells, steps)
     of_noise = 0.0
     noise = None
@@ -231,12 +232,13 @@ def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> 
         noise = _Effect(_noise_draws(residuals, by_prompt, freedom, rng), of_noise)
     if restarts > 1:
         noise, source = restart, "restarts" if restart else None
+        of_noise = _interaction(table, len(cells)) * _shrinks_to(by_prompt)
     true = max(0.0, prompt.variance - of_noise) if prompt else 0.0  # of prompts, without the noise
     left_out = 1 - len(means) / set_size if set_size and set_size > len(means) else 0.0
     unmeasured = _scaled(prompt, left_out * true) if prompt and true and left_out else None
     return Ratio(
         value=math.exp(center),
-        like_these=_interval(center, [prompt, restart]) if prompt else None,
+        like_these=_interval(center, _each_once(prompt, true, restart)) if prompt else None,
         this_set=_interval(center, [noise, unmeasured])
         if noise and (prompt or not left_out)
         else None,
@@ -245,6 +247,13 @@ def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> 
         noise_from=source,
         prompt_spread=math.sqrt(len(means) * true) if prompt and source else None,
     )
+
+
+def _each_once(prompt: _Effect, true: float, restart: _Effect | None) -> list[_Effect | None]:
+    """Prompts and restarts with the noise in one of them: in the restarts where there are some."""
+    if restart is None:
+        return [prompt]
+    return [_scaled(prompt, true) if true else None, restart]
 
 
 def _interval(center: float, effects: Sequence[_Effect | None]) -> Interval:
@@ -281,28 +290,37 @@ def _scaled(effect: _Effect, variance: float) -> _Effect:
     return _Effect(effect.draws * math.sqrt(variance / effect.variance), variance)
 
 
-def _restart_means(cells: Cells) -> Floats:
-    """How far each restart lies from the others, a mean over its pairs.
+def _by_restart(cells: Cells) -> Floats:
+    """What each restart measured of each (prompt, turn): [turns, restarts], cycles averaged.
 
-    Against the mean of the same (prompt, turn), and only where each restart has measured it, so
-    that what one of them lacks does not count as its own.
+    Only of those that every restart has, so that what one of them lacks does not count as its own.
     """
     repeats = sorted({key.repeat for key in cells})
-    by_turn = _grouped(cells, lambda key: (key.prompt_id, key.turn))
+    by_turn = _grouped(cells, lambda key: (key.prompt_id, key.turn)).values()
     shared = [
         [np.mean([v for key, v in group.items() if key.repeat == repeat]) for repeat in repeats]
-        for group in by_turn.values()
+        for group in by_turn
         if {key.repeat for key in group} == set(repeats)
     ]
-    means: Floats = np.array(shared).mean(axis=0) if shared else np.array([])
-    return means
+    return np.array(shared).reshape(len(shared), len(repeats))
 
 
-def _of_restarts(means: Floats, rng: np.random.Generator) -> _Effect | None:
-    """The effect of restarts and of the noise in them; None where they share no prompt."""
+def _interaction(table: Floats, cells: int) -> float:
+    """The variance of a pair around what its prompt and its restart make it: noise.
+
+    *table* as `_by_restart` makes it of so many *cells*; 0 where it does not say.
+    """
+    turns, restarts = table.shape
+    if turns < 2:
+        return 0.0
+    left = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
+    averaged = max(1.0, cells / table.size)  # pairs in a place of the table: one a cycle
+    return float((left**2).sum() / ((turns - 1) * (restarts - 1))) * averaged
+
+
+def _of_restarts(means: Floats, rng: np.random.Generator) -> _Effect:
+    """The effect of restarts, from the mean of each, and of the noise in these means."""
     count = len(means)
-    if count < 2:
-        return None
     from scipy.special import stdtrit
 
     variance = float(np.var(means, ddof=1) / count)

@@ -157,6 +157,13 @@ def columns(rows: Sequence[Row]) -> list[Column]:
             _of_cost("predicted_speedup"),
             2,
         ),
+        Column(
+            "total_time",
+            "total",
+            "all latencies of the baseline over all of the arm's",
+            lambda r: r.speedup.total_time if r.speedup else None,
+            2,
+        ),
         Column("this_set", "on this set", "95% interval for these very prompts", _this_set, 2),
         Column("speedup", "speed-up", "baseline TPOT / TPOT, paired by prompt", _speed, 2),
     ]

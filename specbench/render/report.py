@@ -35,6 +35,7 @@ EXPENDABLE = (
     "p_2",
     "p_1",
     "same",
+    "total_time",
     "ttft_ms",
     "predicted",
     "this_set",
@@ -107,6 +108,7 @@ EXPLAINED = {
     "acceptance_rate",
     "p_1",
     "predicted",
+    "total_time",
 }
 
 
