@@ -414,8 +414,8 @@ def _measure_synthetic(
     config, earlier = preparing.stored(store)
     if config.engine.url or config.load.client == "replay":
         raise UserError("--measure starts engines; this run started none.")
-    names = require_installation(config.engine).names
-    held = whatif.synthetic_config(config, names, label=labels[0], k=k, tau=tau)
+    installation = require_installation(config.engine)
+    held = whatif.synthetic_config(config, installation, label=labels[0], k=k, tau=tau)
     path = store.path / "run.json"
     prepared = preparing.prepare(
         held,

@@ -1,4 +1,4 @@
-"""k: auto and what-if on real engines: two k measured, one predicted best, one held synthetically."""
+"""k: auto and what-if on real engines: two k measured, the best predicted and confirmed."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ def test_auto_measures_the_ends_and_confirms_what_it_predicts(place: Path) -> No
     assert set(curve["predicted"]) == {"1", "2", "3"}
     assert curve["best"]["k"] in {0, 1, 2, 3}
     for row in report["rows"][1:]:
-        assert row["break_even"] > 1
+        assert row["break_even"] > 0
         assert row["outputs_identical"] == row["outputs_compared"] == 3
         assert row["kv_cache_tokens"] > 0
         assert row["startup_s"] > 0
@@ -71,15 +71,13 @@ def test_every_record_says_what_was_sent(place: Path) -> None:
             assert record.sampling["max_tokens"] == 24
 
 
-def test_what_if_holds_acceptance_where_it_was_told_to(place: Path) -> None:
-    """vLLM's synthetic sampling at 2.5 tokens a step; the row says that it is no real one."""
+def test_what_if_estimates_and_refuses_what_this_build_would_die_of(place: Path) -> None:
+    """vLLM 0.32's CPU kernels assert on synthetic acceptance and take the engine along."""
     words = ["--tau", "2.5", "--k", "2", "--method", "eagle"]
     said = specbench(place, "what-if", "results/auto", *words, "--json")
     (estimate,) = json.loads(said.stdout)["estimates"]
     assert estimate["estimated_speedup"] > 0
     done = specbench(place, "what-if", "results/auto", *words, "--measure")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(specbench(place, "report", "--format", "json").stdout)["rows"]
-    held = next(row for row in rows if row["k"] == 2)
-    assert held["acceptance_length"] == pytest.approx(2.5, abs=0.4)  # 72 tokens: ± 0.13, sd
-    assert "synthetic" in {flag["check"] for flag in held["flags"]}
+    assert done.returncode == 2
+    assert "cannot hold acceptance at a set length on a CPU" in done.stderr
+    assert "Leave out --measure" in done.stderr
