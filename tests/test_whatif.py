@@ -58,8 +58,8 @@ def test_a_vllm_without_synthetic_acceptance_is_not_asked(
     settings: config.Config, installation: Installation
 ) -> None:
     names = replace(recorded(), speculation_keys=frozenset({"method"}), version="0.11")
-    with pytest.raises(UserError, match="vLLM 0.11 cannot hold acceptance"):
-        old = replace(installation, names=names)
+    old = replace(installation, names=names)
+    with pytest.raises(UserError, match=r"vLLM 0\.11 cannot hold acceptance"):
         whatif.synthetic_config(settings, old, label="eagle", k=2, tau=2)
 
 
