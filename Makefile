@@ -30,7 +30,7 @@ demo: $(VENV)/installed  ## environment, models, prompts, a run and its table
 test: $(VENV)/installed check  ## the fast tests first, then those that start real engines
 	$(BIN)/python -m pytest -q -m "not engine"
 	$(MAKE) $(OLDER)/installed
-	SPECBENCH_OLDER_VLLM=$(abspath $(OLDER)/bin/python) $(BIN)/python -m pytest -q -m engine
+	SPECBENCH_OLDER_VLLM=$(abspath $(OLDER)/bin/python) $(BIN)/python -m pytest -q -m engine -n0  # one at a time: they measure
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
