@@ -290,3 +290,14 @@ def test_a_stream_that_was_read_all_at_once_has_no_time_per_token(record: Build)
     assert not metrics.held_up(late)
     assert metrics.tpot_ms(late) is not None
     assert not metrics.held_up(record(chunks=[100, 100]))
+
+
+def test_steps_are_not_known_where_the_first_chunk_holds_later_ones(record: Build) -> None:
+    """Seen on a busy server: 12 tokens in the first chunk, which took several of the 13 drafts."""
+    steps = SpecRequest(drafts=13, draft_tokens=39, accepted=10)
+    merged = record(chunks=[1480, 1564, 1702], tokens=24, chunk_tokens=(12, 6, 6), spec=steps)
+    assert metrics.decode_steps(merged) is None
+    assert metrics.tokens_per_step(merged) is None
+    assert metrics.tpot_ms(merged) == pytest.approx(222 / 12)
+    whole = record(chunks=[100, 1702], tokens=24, chunk_tokens=(1, 23), spec=steps)
+    assert metrics.tokens_per_step(whole) == pytest.approx(23 / 13)

@@ -385,8 +385,6 @@ def _steps(record: RequestRecord, k: int) -> int | None:
         return None
     if k == 0:
         return later
-    if record.output_tokens != later + 1:  # later steps are in the first chunk
-        return None
     return decode_steps(record)
 
 

@@ -61,8 +61,13 @@ def later_tokens(record: RequestRecord) -> int:
 
 
 def decode_steps(record: RequestRecord) -> int | None:
-    """Target steps after the first chunk of a request with per-request metrics; None without."""
+    """Target steps after the first chunk of a request with per-request metrics; None without.
+
+    Nor where the first chunk holds several tokens: steps of later ones are in it then.
+    """
     if record.spec is None or record.output_tokens is None:
+        return None
+    if record.output_tokens > 1 + later_tokens(record):
         return None
     spec = record.spec
     return spec.drafts + undrafted_steps(record.output_tokens, 1, spec.drafts, spec.accepted)
