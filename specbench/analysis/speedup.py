@@ -52,6 +52,10 @@ class Key(NamedTuple):
     cycle: int = 0
 
 
+Pair = tuple[Key, RequestRecord, RequestRecord]
+Cells = Mapping[Key, float]
+
+
 @dataclass(frozen=True)
 class Interval:
     """A 95% interval of a speed-up."""
@@ -164,16 +168,10 @@ def tpot_ratio(
     return ratio_of(cells, steps, set_size=set_size, seed=seed)
 
 
-def pairs_of(
-    baseline: Mapping[Key, RequestRecord], arm: Mapping[Key, RequestRecord]
-) -> "list[Pair]":
+def pairs_of(baseline: Mapping[Key, RequestRecord], arm: Mapping[Key, RequestRecord]) -> list[Pair]:
     """The requests that both answered, in the order of their keys."""
     both = sorted(key for key in baseline.keys() & arm.keys() if baseline[key].ok and arm[key].ok)
     return [(key, baseline[key], arm[key]) for key in both]
-
-
-Pair = tuple[Key, RequestRecord, RequestRecord]
-Cells = Mapping[Key, float]
 
 
 def _cells(
@@ -224,15 +222,15 @@ def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> 
     restarts = len({key.repeat for key in cells})
     table = _by_restart(cells)
     restart = _of_restarts(table.mean(axis=0), rng) if restarts > 1 and len(table) else None
-    residuals, freedom, source = _noise(cells, steps)
-    of_noise = 0.0
-    noise = None
-    if source:
-        of_noise = float((residuals**2).sum() / freedom) * _shrinks_to(by_prompt)
-        noise = _Effect(_noise_draws(residuals, by_prompt, freedom, rng), of_noise)
+    noise, of_noise = restart, 0.0
+    source: NoiseSource | None = "restarts" if restart else None
     if restarts > 1:
-        noise, source = restart, "restarts" if restart else None
         of_noise = _interaction(table, len(cells)) * _shrinks_to(by_prompt)
+    else:
+        residuals, freedom, source = _noise(cells, steps)
+        if source:
+            of_noise = float((residuals**2).sum() / freedom) * _shrinks_to(by_prompt)
+            noise = _Effect(_noise_draws(residuals, by_prompt, freedom, rng), of_noise)
     true = max(0.0, prompt.variance - of_noise) if prompt else 0.0  # of prompts, without the noise
     left_out = 1 - len(means) / set_size if set_size and set_size > len(means) else 0.0
     unmeasured = _scaled(prompt, left_out * true) if prompt and true and left_out else None
