@@ -29,6 +29,13 @@ Results = Annotated[
 Datasets = Annotated[
     Path, typer.Option("--datasets", envvar="SPECBENCH_DATASETS", help="Where prompt sets are.")
 ]
+ConfigName = Annotated[
+    str | None, typer.Option("--config", "-c", help="A config file, or the name of one.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. speculation.k=3."),
+]
 
 app = typer.Typer(
     name="specbench",
@@ -142,13 +149,8 @@ def _one_of(flag: str, value: str | None, allowed: tuple[str, ...]) -> Any:  # n
     "specbench run --resume results/20261130-101500-demo"
 )
 def run(
-    config: Annotated[
-        str | None, typer.Option("--config", "-c", help="A config file, or the name of one.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. speculation.k=3."),
-    ] = None,
+    config: ConfigName = None,
+    overrides: Overrides = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every case and command line; start nothing.")
     ] = False,
@@ -443,13 +445,8 @@ def _baseline(store: "RunStore") -> str | None:
     "specbench verify --config demo --set sampling.temperature=1 --samples 400 --json"
 )
 def verify(
-    config: Annotated[
-        str | None, typer.Option("--config", "-c", help="A config file, or the name of one.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. speculation.k=3."),
-    ] = None,
+    config: ConfigName = None,
+    overrides: Overrides = None,
     samples: Annotated[
         int | None,
         typer.Option(min=20, help="Temperature > 0: samples of each prompt (default: 200)."),

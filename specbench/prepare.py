@@ -18,10 +18,9 @@ from specbench.engines.installation import (
 )
 from specbench.engines.launch import Launch, plan_launch
 from specbench.engines.memory import Room, engines_that_fit
-from specbench.engines.server import Server
 from specbench.errors import ConfigError, PromptError, StoreError
-from specbench.load.base import LoadGenerator
 from specbench.prompts.sets import PromptSet, load_prompt_set, prompt_set_sha256
+from specbench.records import Prompt
 from specbench.store import RunStore
 from specbench.sweep import Plan, arms_of, plan
 
@@ -40,8 +39,8 @@ class Models:
 class Prepared:
     """A config with everything that it names looked up.
 
-    `room` says in words how many engines fit together. `client_of` makes the load generator of an
-    engine (its server, arm, start), where that is not what the config says.
+    `room` says in words how many engines fit together. `seed_of` (arm, start,
+    prompt) is the sampling seed of each request, where it is not the config's.
     """
 
     config: Config
@@ -51,7 +50,7 @@ class Prepared:
     installation: Installation | None
     models: Models | None = None
     room: str | None = None
-    client_of: Callable[[Server, str, int], LoadGenerator] | None = None
+    seed_of: Callable[[str, int, Prompt], int] | None = None
 
     @property
     def requests(self) -> int:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from specbench.analysis.curves import curves
@@ -320,9 +321,7 @@ def _fail_arm(
 
 
 def _client(prepared: Prepared, server: Server, arm: str, start: int) -> LoadGenerator:
-    if prepared.client_of is not None:
-        return prepared.client_of(server, arm, start)
-    config = prepared.config
+    config, seed_of = prepared.config, prepared.seed_of
     return DirectClient(
         url=server.url,
         served_model=server.served_model,
@@ -330,6 +329,7 @@ def _client(prepared: Prepared, server: Server, arm: str, start: int) -> LoadGen
         sampling=config.sampling,
         load=config.load,
         start=start,
+        seed_of=partial(seed_of, arm, start) if seed_of else None,
     )
 
 

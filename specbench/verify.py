@@ -22,9 +22,7 @@ from specbench.analysis.distribution import ALPHA, Comparison, Power
 from specbench.analysis.metrics import last_attempts, summarise
 from specbench.analysis.speedup import Key
 from specbench.config import Config
-from specbench.engines.server import Server
 from specbench.errors import UserError
-from specbench.load.direct import DirectClient
 from specbench.prepare import Prepared
 from specbench.prompts.sets import PromptSet, prompt_set_sha256
 from specbench.records import Prompt, RequestRecord
@@ -159,7 +157,7 @@ def verify(
     if prepared.config.sampling.temperature == 0:
         story.execute(prepared, store, progress)
         return _greedy_verdict(prepared, store, tolerance)
-    seeded = replace(prepared, client_of=partial(_seeded, prepared.config))
+    seeded = replace(prepared, seed_of=partial(_seed_of, prepared.config))
     story.execute(seeded, store, progress)
     return _sampling_verdict(prepared, store, progress)
 
@@ -270,22 +268,10 @@ def _copies(prompt_sets: Mapping[str, PromptSet], samples: int) -> PromptSet:
     return PromptSet("samples", copies, prompt_set_sha256(copies), source, Path())
 
 
-def _seeded(config: Config, server: Server, arm: str, start: int) -> DirectClient:
-    """A client whose seeds differ from prompt to prompt, from arm to arm and from start to start."""
-
-    def seed_of(prompt: Prompt) -> int:
-        name = f"{config.seed} {config.sampling.seed} {arm} {start} {prompt.id}"
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
-
-    return DirectClient(
-        url=server.url,
-        served_model=server.served_model,
-        api_key=server.api_key,
-        sampling=config.sampling,
-        load=config.load,
-        start=start,
-        seed_of=seed_of,
-    )
+def _seed_of(config: Config, arm: str, start: int, prompt: Prompt) -> int:
+    """A seed that differs from prompt to prompt, from arm to arm and from start to start."""
+    name = f"{config.seed} {config.sampling.seed} {arm} {start} {prompt.id}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
 
 
 def _sampling_verdict(prepared: Prepared, store: RunStore, progress: Progress) -> Verdict:
