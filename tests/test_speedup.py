@@ -221,7 +221,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(
     world: World, question: Question, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """95% of 300 draws have a standard error of 1.3%; an interval half as wide covers some 68%."""
-    monkeypatch.setattr(speedup, "RESAMPLES", 1000)  # quicker; the ends are rougher
+    monkeypatch.setattr(speedup, "RESAMPLES", 600)  # quicker; the ends are rougher
     assert 0.90 <= coverage(world, question) <= 0.99
 
 

@@ -1,6 +1,5 @@
 """Checks of times: was the engine warm, was the machine steady?"""
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
@@ -13,7 +12,7 @@ from specbench.records import RequestRecord
 
 HELD_UP = 0.01  # of the requests: with more, latency and TTFT are those of the stalls
 FEWEST = 8  # requests of an engine start; fewer do not tell an outlier
-LOOKED_AT = 200  # requests at most: a cold start is long over then, and a drift plain to see
+LOOKED_AT = 200  # requests at most: a cold start is long over then
 OUTLIER = 2.0  # a first request that takes this many times as long as the others
 OUTLIER_DEVIATIONS = 5.0
 ALONE = 2.0  # and stands out this many times as far as any when the engine was warm
@@ -106,21 +105,6 @@ def _slow_lead(times: Sequence[float]) -> tuple[int, float] | None:
     if not SEVERAL <= len(lead) <= SETTLED or excess < MATTERS * middle * len(times):
         return None
     return len(lead), float(np.mean(lead)) / middle
-
-
-def drift(records: Sequence[RequestRecord]) -> float | None:
-    """By which share steps became slower (below 0: faster) over the time of *records*.
-
-    Information, no finding: in paired measurements drift cancels.
-    """
-    good = sorted((r for r in records if r.ok), key=lambda record: record.sent_ns)
-    timed = [(r.sent_ns / 1e9, gap) for r in good if (gap := _chunk_gap_ms(r))]
-    timed = timed[:: -(-len(timed) // LOOKED_AT) or 1]
-    if len(timed) < FEWEST:
-        return None
-    seconds = [at - timed[0][0] for at, _ in timed]
-    line = _line(seconds, [math.log(gap) for _, gap in timed])
-    return math.exp(line(seconds[-1]) - line(seconds[0])) - 1
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:
