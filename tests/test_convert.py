@@ -9,21 +9,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.errors import PromptError
-from specbench.prompts import sets
-from specbench.prompts.convert import convert
+from specbench.prompts import files as record_files
+from specbench.prompts.choice import Choice
+from specbench.prompts.convert import SetReport
+from specbench.prompts.convert import convert as convert_source
+from specbench.prompts.layout import Found
 from specbench.prompts.sets import (
-    Facts,
     check,
     load_prompt_set,
     prompt_set_sha256,
     prompt_sha256,
     read_set,
-    sidecar_path,
     write_set,
 )
-from specbench.records import Prompt
+from specbench.prompts.sidecar import Facts, sidecar_path
+from specbench.prompts.sources import TurnsPolicy, resolve
+from specbench.records import Prompt, Style
 
 ROOT = Path(__file__).parents[1]
+
+
+def convert(
+    source: Path,
+    *,
+    out_dir: Path,
+    name: str | None = None,
+    style: Style | None = None,
+    turns: TurnsPolicy | None = None,
+    limit: int | None = None,
+    seed: int | None = None,
+    allow_skips: bool = False,
+) -> SetReport:
+    choice = Choice(turns, limit, seed, allow_skips)
+    return convert_source(resolve(source), choice, out_dir=out_dir, name=name, style=style)
 
 
 def jsonl(path: Path, *records: object) -> Path:
@@ -79,14 +97,16 @@ def test_any_prompts_read_back_the_same(
     tmp_path_factory: pytest.TempPathFactory,
     drawn: list[tuple[list[str], str | None]],
     ids: list[str],
-    style: str,
+    style: Style,
     sessions: bool,
 ) -> None:
     prompts = made(drawn, ids, style)
     if not sessions:
         prompts = [p.model_copy(update={"turns": p.turns[:1]}) for p in prompts]
     folder = tmp_path_factory.mktemp("round", numbered=True)
-    sidecar = write_set(folder, "set", prompts, sessions=sessions, facts=Facts(source="drawn"))
+    found = [Found(0, p.id, p.turns, p.category) for p in prompts]
+    facts = Facts(source="drawn")
+    sidecar, _ = write_set(folder, "set", found, sessions=sessions, facts=facts, style=style)
     assert list(read_set(folder / "set.jsonl")) == prompts
     assert (sidecar.prompts, sidecar.turns) == (len(prompts), sum(len(p.turns) for p in prompts))
     content = (folder / "set.jsonl").read_bytes()
@@ -114,7 +134,7 @@ def test_single_prompts_become_genai_perf_lines_and_nothing_else(tmp_path: Path)
     source = jsonl(tmp_path / "he.jsonl", {"task_id": "HumanEval/0", "prompt": "déf\u2028"})
     report = convert(source, out_dir=tmp_path / "out", style="completion")
     assert report.path == tmp_path / "out" / "he.jsonl"
-    assert report.path.read_bytes() == '{"text": "déf\\u2028"}\n'.encode()
+    assert report.path.read_bytes() == '{"text":"déf\\u2028"}\n'.encode()
     assert report.layout == "humaneval"
     meta = json.loads(sidecar_path(report.path).read_bytes())
     assert meta.pop("sha256")
@@ -213,9 +233,9 @@ def test_a_failure_leaves_the_earlier_conversion_as_it_was(tmp_path: Path) -> No
 def test_what_does_not_read_back_gets_no_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sets, "LINE_BREAKS", {ord("a"): "b"})
+    monkeypatch.setattr(record_files, "LINE_BREAKS", {"a": "b"})
     with pytest.raises(PromptError, match="does not read back"):
-        convert(jsonl(tmp_path / "s.jsonl", {"text": "aaa"}), out_dir=tmp_path / "out")
+        convert(jsonl(tmp_path / "s.jsonl", {"text": "aaé"}), out_dir=tmp_path / "out")
     assert files(tmp_path / "out") == []
 
 

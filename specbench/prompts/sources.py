@@ -9,13 +9,17 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from specbench.errors import PromptError, ToolError
 from specbench.fetch import fetch_member
-from specbench.prompts.rows import Record, Row, jsonl_rows, read_rows
+from specbench.prompts.fields import Record
+from specbench.prompts.files import Rows, bare_name, open_rows
+from specbench.prompts.formats import OnSkip, Reader, Reading
+from specbench.prompts.tables import as_row, filled
+from specbench.records import Style
 
 TurnsPolicy = Literal["first", "all"]
 Prefer = Literal["package", "hub"]
@@ -26,14 +30,15 @@ LOCAL_FILE = "A local .jsonl file needs no hub: `specbench convert FILE`."
 
 @dataclass(frozen=True)
 class Source:
-    """Records that can be read more than once, and what is known about them."""
+    """Prompts that can be read more than once, and what is known about them."""
 
     name: str  # what the set is called unless the user says otherwise
     where: Path | str  # named in errors
     origin: str  # kept in the sidecar
-    rows: Callable[[], Iterator[Row]]
+    read: Callable[[OnSkip | None], Reading]
     licence: str | None = None
     turns: TurnsPolicy | None = None  # what is meant when the user does not say
+    style: Style = "chat"  # likewise
 
 
 @dataclass(frozen=True)
@@ -79,19 +84,23 @@ PUBLIC = {
 def resolve(
     ref: str | Path,
     *,
+    layout: str | None = None,
     column: str | None = None,
     prefer: Prefer = "package",
     say: Say | None = None,
 ) -> Source:
-    """The source that *ref* names: a public set, `hf:NAME[:SPLIT[:CONFIG]]`, or a file."""
+    """The source that *ref* names: a public set, `hf:NAME[:SPLIT[:CONFIG]]`, or a file.
+
+    *layout* is the one that its records are read in, instead of the one they are recognised by.
+    """
     if str(ref) in PUBLIC:
         return public(str(ref), prefer=prefer, say=say)
     if str(ref).startswith("hf:"):
         name, split, config, *_ = [*str(ref).removeprefix("hf:").split(":"), "", ""]
-        return hub(name, split or None, config=config or None, column=column)
+        return hub(name, split or None, config=config or None, column=column, layout=layout)
     path = Path(ref)
     if path.is_file():
-        return file(path)
+        return file(path, layout=layout, column=column)
     if path.exists():
         raise PromptError(path, None, "not a file.", hint=f"`hf:{path}` reads a folder.")
     names = ", ".join(PUBLIC)
@@ -100,11 +109,16 @@ def resolve(
     raise PromptError(ref, None, problem, hint=f"The public sets are: {names}.")
 
 
-def file(path: Path) -> Source:
+def file(path: Path, *, layout: str | None = None, column: str | None = None) -> Source:
     """A file of the user's."""
     shown = os.fsencode(path.name).decode("utf-8", "replace")
-    name = _as_name(shown.removesuffix(".gz").removesuffix(".jsonl"))
-    return Source(name, path, shown, lambda: read_rows(path))
+
+    def read(on_skip: OnSkip | None) -> Reader:
+        rows = open_rows(path, layout=layout, column=column)
+        return Reader(path, rows=rows, layout=layout, on_skip=on_skip)
+
+    origin = f"{shown}, column {column}" if column is not None else shown
+    return Source(_as_name(bare_name(shown)), path, origin, read)
 
 
 def _as_name(text: str) -> str:
@@ -135,7 +149,7 @@ def _from_package(name: str, say: Say | None) -> Source:
         say=say,
     )
     origin = f"{the.package} {the.version}, {the.member}"
-    return Source(name, path, origin, lambda: jsonl_rows(path), the.licence, the.turns)
+    return replace(file(path), name=name, origin=origin, licence=the.licence, turns=the.turns)
 
 
 def _from_hub(name: str, say: Say | None) -> Source:
@@ -143,11 +157,16 @@ def _from_hub(name: str, say: Say | None) -> Source:
     if say is not None:
         say(f"Loading {the.hub} from the hub")
     found = hub(the.hub, the.split)
-    return Source(name, found.where, found.origin, found.rows, the.licence, the.turns)
+    return replace(found, name=name, licence=the.licence, turns=the.turns)
 
 
 def hub(
-    name: str, split: str | None = None, *, config: str | None = None, column: str | None = None
+    name: str,
+    split: str | None = None,
+    *,
+    config: str | None = None,
+    column: str | None = None,
+    layout: str | None = None,
 ) -> Source:
     """A dataset of the hub, of its cache, or a local folder of data files.
 
@@ -160,24 +179,18 @@ def hub(
         there = ", ".join(table.column_names)
         raise PromptError(where, None, f"no column `{column}`; there are {there}")
 
-    def rows() -> Iterator[Row]:
-        for number, record in enumerate(table, start=1):
-            yield Row(number, _filled(record) if column is None else _of_column(record[column]))
+    record_of = filled if column is None else as_row(column)
+
+    def read(on_skip: OnSkip | None) -> Reader:
+        numbered = ((number, record_of(row)) for number, row in enumerate(table, start=1))
+        rows = Rows(numbered, None if column is None else "column", column, "row")
+        return Reader(where, rows=rows, layout=layout, on_skip=on_skip)
 
     origin = ", ".join(
         [name, *([f"config {config}"] if config else []), f"split {split or table.split}"]
         + ([f"column {column}"] if column else [])
     )
-    return Source(_as_name(Path(name).name), where, origin, rows)
-
-
-def _filled(record: Record) -> Record:
-    """Without the nulls that a table has where a line of a file would lack the key."""
-    return {key: value for key, value in record.items() if value is not None}
-
-
-def _of_column(value: object) -> Record:
-    return {"turns": value} if isinstance(value, list) else {"text": value}
+    return Source(_as_name(Path(name).name), where, origin, read)
 
 
 class Table(Protocol):
