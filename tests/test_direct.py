@@ -1,5 +1,6 @@
 """The streaming client against a server that speaks vLLM's recorded wire format, well or badly."""
 
+import itertools
 import json
 import os
 import socket
@@ -9,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -151,11 +152,13 @@ class Recorder(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def recorder() -> Iterator[tuple[str, type[Recorder]]]:
-    from http.server import ThreadingHTTPServer
-
     handler = type("Fresh", (Recorder,), {"bodies": [], "in_flight": 0, "most_in_flight": 0})
-    server: HTTPServer = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 64  # more at once wait a second to be let in
+
+    server = Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}", handler
     server.shutdown()
@@ -244,3 +247,126 @@ def test_one_connection_serves_a_sequence_of_requests(serve: Serve) -> None:
     url = serve("ok")
     records = send(url, *[Prompt(id=str(i), turns=("x",)) for i in range(5)])
     assert all(r.ok for r in records)
+
+
+def test_each_chunk_says_how_much_text_it_brought(serve: Serve) -> None:
+    (record,) = send(serve("ok"), HELLO)
+    assert record.chunk_chars is not None
+    assert len(record.chunk_chars) == len(record.chunk_ns)
+    assert sum(record.chunk_chars) == len(record.text)
+
+
+def test_conversations_side_by_side_keep_to_themselves(
+    recorder: tuple[str, type[Recorder]],
+) -> None:
+    url, handler = recorder
+    prompts = [Prompt(id=str(i), turns=(f"one {i}", f"two {i}")) for i in range(4)]
+    records = send(url, *prompts, concurrency=2)
+    assert sorted((r.prompt_id, r.turn) for r in records) == [
+        (str(i), turn) for i in range(4) for turn in (0, 1)
+    ]
+    for i in range(4):
+        first = next(r for r in records if (r.prompt_id, r.turn) == (str(i), 0))
+        asked = [body["messages"] for _, body, _ in handler.bodies]
+        question, answer = {"role": "user"}, {"role": "assistant"}
+        assert [
+            question | {"content": f"one {i}"},
+            answer | {"content": first.text},
+            question | {"content": f"two {i}"},
+        ] in asked
+    assert handler.most_in_flight == 2
+
+
+# --- open loop -----------------------------------------------------------------------------------
+
+
+def client_of(url: str) -> DirectClient:
+    return DirectClient(
+        url=url, served_model="m", api_key=None, sampling=Sampling(), load=Load(), arrival_seed=7
+    )
+
+
+def at_rate(url: str, rate: float, count: int) -> list[RequestRecord]:
+    records: list[RequestRecord] = []
+    prompts = [Prompt(id=str(i), turns=("x", "y") if i == 0 else ("x",)) for i in range(count)]
+    with closing(client_of(url)) as client:
+        client.send(prompts, max_tokens=8, concurrency=1, on_record=records.append, rate=rate)
+    return records
+
+
+def test_at_a_rate_requests_go_out_when_they_are_due_however_many_are_in_flight(
+    recorder: tuple[str, type[Recorder]],
+) -> None:
+    url, handler = recorder
+    records = at_rate(url, 400, 8)
+    assert len(records) == 9
+    for record in records:
+        assert (record.due_ns is None) == (record.turn == 1)
+        if record.due_ns is not None:
+            assert 0 <= record.sent_ns - record.due_ns < 1e9
+    assert handler.most_in_flight > 2
+
+
+def test_arrivals_are_poisson_and_the_same_for_the_same_seed(
+    recorder: tuple[str, type[Recorder]],
+) -> None:
+    """A thousand gaps average 1 / rate, as do their deviations: the mark of an exponential."""
+    client = client_of("http://localhost:1")
+    talks = [client._talk(Prompt(id="a", turns=("x",)), 8) for _ in range(1001)]
+    with closing(client):
+        client._set_due(talks, 50.0)
+        once = gaps_ms(talks)
+        client._set_due(talks, 50.0)
+    mean = sum(once) / len(once)
+    deviation = (sum((gap - mean) ** 2 for gap in once) / len(once)) ** 0.5
+    assert 18 < mean < 22
+    assert 18 < deviation < 22
+    assert gaps_ms(talks) == pytest.approx(once)
+
+
+def gaps_ms(talks: list[Any]) -> list[float]:
+    return [(b.due_ns - a.due_ns) / 1e6 for a, b in itertools.pairwise(talks)]
+
+
+# --- who listens ---------------------------------------------------------------------------------
+
+
+def test_a_slow_listener_holds_up_no_request(recorder: tuple[str, type[Recorder]]) -> None:
+    """It takes in the first record only when all requests have been sent."""
+    url, handler = recorder
+    heard: list[RequestRecord] = []
+
+    def listen(record: RequestRecord) -> None:
+        deadline = time.monotonic() + 5
+        while len(handler.bodies) < 6:
+            assert time.monotonic() < deadline, "the requests wait for us"
+            time.sleep(0.001)
+        heard.append(record)
+
+    prompts = [Prompt(id=str(i), turns=("x",)) for i in range(6)]
+    with closing(client_of(url)) as client:
+        client.send(prompts, max_tokens=8, concurrency=2, on_record=listen)
+    assert len(heard) == 6
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_listener_that_fails_ends_the_sending_and_the_client_goes_on(
+    recorder: tuple[str, type[Recorder]], concurrency: int
+) -> None:
+    url, _ = recorder
+    prompts = [Prompt(id=str(i), turns=("x",)) for i in range(6)]
+
+    def fail(_: RequestRecord) -> None:
+        raise OSError("the disk is full")
+
+    heard: list[RequestRecord] = []
+    with closing(client_of(url)) as client:
+        with pytest.raises(OSError, match="the disk is full"):
+            client.send(prompts, max_tokens=8, concurrency=concurrency, on_record=fail)
+        client.send(prompts[:2], max_tokens=8, concurrency=concurrency, on_record=heard.append)
+    assert [record.ok for record in heard] == [True, True]
+
+
+def test_nothing_to_send_is_nothing_sent() -> None:
+    with closing(client_of("http://localhost:1")) as client:
+        client.send([], max_tokens=8, concurrency=4, on_record=lambda _: None)

@@ -141,3 +141,13 @@ def test_without_usage_token_ids_count_and_without_those_chunks_do() -> None:
     )
     assert sse.read([(1, with_ids)]).tokens == (2, "token_ids")
     assert sse.read([(1, content("a") + content("b", "stop"))]).tokens == (2, "chunks")
+
+
+def test_nothing_is_taken_from_behind_a_broken_event() -> None:
+    reader = sse.Reader()
+    for at, piece in enumerate([content("a"), b"data: {torn\n\n", content("b", "stop")]):
+        reader.feed(at, piece)
+    answer = reader.close()
+    assert "".join(answer.text) == "a"
+    assert answer.chunk_ns == [0]
+    assert "not JSON" in (answer.problem or "")

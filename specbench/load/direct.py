@@ -1,28 +1,54 @@
-"""The streaming client of our own: one connection a slot, each chunk stamped as it arrives."""
+"""The streaming client of our own: conversations onto a wire, and what comes back into records.
 
-import asyncio
-import hashlib
+Answers are taken apart when they have ended, in slices between which the wire is looked at, so
+that no other stream's chunks wait for that.
+"""
+
 import json
+import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import httpx
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from specbench.config import Load, Sampling
-from specbench.load import sse
+from specbench.load import http1, sse
+from specbench.load.answers import content_sha256, record_of
 from specbench.load.base import OnRecord
+from specbench.load.dialects import Dialect, OpenAI
+from specbench.load.wire import Exchange, Wire, undisturbed, until
 from specbench.records import Prompt, RequestRecord
 
-MAX_ANSWER_BYTES = 64 << 20
+
+@dataclass(eq=False)
+class _Talk:
+    """A conversation: the turn that is next or in flight, and everything said up to it."""
+
+    prompt: Prompt
+    max_tokens: int
+    due_ns: int | None = None
+    turn: int = 0
+    messages: list[dict[str, str]] = field(default_factory=list)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    prompt_sha256: str = ""
+    exchange: Exchange = field(default_factory=lambda: Exchange(b""))
+
+    @property
+    def is_last_turn(self) -> bool:
+        return self.turn + 1 == len(self.prompt.turns)
 
 
 class DirectClient:
-    """Streaming chat completions (or completions) over httpx, at concurrency 1 or more.
+    """Streaming chat completions (or completions), closed loop or at a rate.
 
-    Connections and the event loop live as long as the client, so that no measured request pays
-    for a handshake. Times are `clock` in ns: `sent_ns` before the request is written,
-    `chunk_ns` as bytes are read. With `seed_of`, each prompt is sampled with a seed of its own.
+    Connections live as long as the client, so that no measured request pays for a handshake.
+    Times are `clock` in ns: `sent_ns` just before the request is written, `chunk_ns` when its bytes
+    could be read. With `seed_of`, each prompt is sampled with a seed of its own; `arrival_seed`
+    draws the arrivals of an open loop, the same for every `send`.
     """
 
     unit = "conversation"
@@ -36,154 +62,182 @@ class DirectClient:
         sampling: Sampling,
         load: Load,
         start: int = 0,
+        dialect: Dialect | None = None,
         seed_of: Callable[[Prompt], int] | None = None,
+        arrival_seed: int = 0,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._model, self._sampling, self._load = served_model, sampling.body(), load
+        self._dialect = dialect or OpenAI(served_model)
+        self._sampling = sampling.body()
         self._start, self._seed_of, self._clock = start, seed_of, clock
-        headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
-        if api_key:
-            headers["authorization"] = f"Bearer {api_key}"
-        self._runner = asyncio.Runner()
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            headers=headers,
-            timeout=httpx.Timeout(load.stall_s, connect=10, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            follow_redirects=False,
-            trust_env=False,
-            verify=url.startswith("https"),
-        )
+        self._arrival_seed = arrival_seed
+        self._site = http1.Site(url, api_key)
+        self._wire = Wire(url, timeout_s=load.timeout_s, stall_s=load.stall_s, clock=clock)
 
     def close(self) -> None:
-        """Close the connections and the loop."""
-        self._runner.run(self._http.aclose())
-        self._runner.close()
+        """Close the connections."""
+        self._wire.close()
 
     def send(
-        self, prompts: Sequence[Prompt], *, max_tokens: int, concurrency: int, on_record: OnRecord
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        concurrency: int,
+        on_record: OnRecord,
+        rate: float | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """See LoadGenerator.send."""
-        self._runner.run(self._send_all(list(prompts), max_tokens, concurrency, on_record))
+        """See LoadGenerator.send. With a *rate*, *concurrency* connections are opened beforehand.
 
-    async def _send_all(
-        self, prompts: list[Prompt], max_tokens: int, concurrency: int, on_record: OnRecord
-    ) -> None:
-        waiting = iter(prompts)
+        Except at concurrency 1, *on_record* is called in another thread, one call at a time: what
+        it waits for (a disk, say) holds up no stream. All calls are over when this returns.
+        """
+        if not prompts:
+            return
+        talks = deque(self._talk(prompt, max_tokens) for prompt in prompts)
+        limit = len(talks) if rate else min(concurrency, len(talks))
+        self._wire.warm(min(concurrency, len(talks)))
+        with undisturbed(), _Listener(on_record, aside=limit > 1) as listener:
+            if rate:
+                self._set_due(talks, rate)
+            try:
+                self._drive(talks, limit, listener)
+            finally:
+                self._wire.forget()
 
-        async def slot() -> None:
-            for prompt in waiting:  # shared: each slot takes the next conversation
-                await self._converse(prompt, max_tokens, on_record)
+    def _set_due(self, talks: Sequence[_Talk], rate: float) -> None:
+        """Poisson arrivals from now on: exponential gaps, on average 1 / *rate* seconds."""
+        draw, due_ns = random.Random(self._arrival_seed), self._clock()
+        for talk in talks:
+            talk.due_ns = due_ns
+            due_ns += round(draw.expovariate(rate) * 1e9)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(prompts))):
-                group.create_task(slot())
+    def _drive(self, waiting: deque[_Talk], limit: int, listener: "_Listener") -> None:
+        """Keep up to *limit* conversations in flight until all are over and heard."""
+        flying: dict[Exchange, _Talk] = {}
+        hearing: deque[tuple[_Talk, Generator[None, None, bool]]] = deque()
+        talking = 0
 
-    async def _converse(self, prompt: Prompt, max_tokens: int, on_record: OnRecord) -> None:
-        """All turns of one conversation; each turn's prompt holds the engine's own answers."""
-        messages: list[dict[str, str]] = []
-        for turn, text in enumerate(prompt.turns):
-            messages.append({"role": "user", "content": text})
-            content: list[dict[str, str]] | str = text if prompt.style == "completion" else messages
-            record = await self._request(prompt, turn, content, max_tokens)
-            on_record(record)
-            if record.error is not None:
-                return
-            messages.append({"role": "assistant", "content": record.text})
+        def fly(talk: _Talk) -> None:
+            flying[talk.exchange] = talk
+            self._wire.start(talk.exchange)
 
-    async def _request(
-        self, prompt: Prompt, turn: int, content: list[dict[str, str]] | str, max_tokens: int
-    ) -> RequestRecord:
-        is_chat = not isinstance(content, str)
-        path = "/v1/chat/completions" if is_chat else "/v1/completions"
-        body: dict[str, Any] = {
-            "model": self._model,
-            ("messages" if is_chat else "prompt"): content,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-            "max_tokens": max_tokens,
-            **self._sampling,
-        }
+        while waiting or flying or hearing:
+            while waiting and talking < limit and (waiting[0].due_ns or 0) <= self._clock():
+                talking += 1
+                fly(waiting.popleft())
+            due_ns = waiting[0].due_ns if waiting and talking < limit else None
+            patience_s = None if due_ns is None else until(due_ns, self._clock())
+            for exchange in self._wire.turn(0 if hearing else patience_s):
+                talk = flying.pop(exchange)
+                talking -= talk.is_last_turn  # the next one need not wait until this is heard
+                hearing.append((talk, self._hear(talk, listener)))
+            while hearing:
+                talk, slices = hearing[0]
+                if (goes_on := _next_slice(slices)) is not None:
+                    hearing.popleft()
+                    if goes_on:
+                        fly(talk)
+                    elif not talk.is_last_turn:
+                        talking -= 1
+                if flying or limit > 1:
+                    break  # one slice, and back to the wire
+
+    def _hear(self, talk: _Talk, listener: "_Listener") -> Generator[None, None, bool]:
+        """Take an answer apart, slice by slice; whether the conversation goes on.
+
+        It does with its next turn in place, whose prompt holds the engine's own answers.
+        """
+        exchange, reader = talk.exchange, self._dialect.reader()
+        problem = exchange.problem
+        began_body = False
+        try:
+            for arrived_ns, piece in http1.body(exchange.pieces, whole=problem is None):
+                began_body = True
+                reader.feed(arrived_ns, piece)
+                yield
+        except http1.AnswerError as error:
+            problem = problem or str(error)
+        answer = reader.close() if began_body else sse.Answer(problem="the server sent nothing")
+        record = self._record(talk, answer, problem)
+        listener(record)
+        if talk.is_last_turn or not record.ok:
+            return False
+        talk.messages.append({"role": "assistant", "content": record.text})
+        talk.turn += 1
+        self._ask(talk)
+        return True
+
+    def _talk(self, prompt: Prompt, max_tokens: int) -> _Talk:
+        """A conversation whose first request lies ready."""
+        talk = _Talk(prompt, max_tokens)
+        self._ask(talk)
+        return talk
+
+    def _ask(self, talk: _Talk) -> None:
+        """Make the request of the talk's turn."""
+        prompt, text = talk.prompt, talk.prompt.turns[talk.turn]
+        talk.messages.append({"role": "user", "content": text})
+        talk.sampling = {"max_tokens": talk.max_tokens, **self._sampling}
         if self._seed_of is not None:
-            body["seed"] = self._seed_of(prompt)
-        payload = json.dumps(body).encode()
-        pieces: list[tuple[int, bytes]] = []
-        sent_ns = self._clock()
-        problem = await self._stream(path, payload, pieces)
-        end_ns = pieces[-1][0] if pieces and problem is None else self._clock()
-        answer = sse.read(pieces) if pieces else sse.Answer(problem="the server sent nothing")
-        tokens, source = answer.tokens
-        usage = answer.usage or {}
-        return RequestRecord(
-            prompt_id=prompt.id,
-            turn=turn,
-            category=prompt.category,
+            talk.sampling["seed"] = self._seed_of(prompt)
+        body = self._dialect.body(prompt, talk.messages, talk.sampling)
+        talk.prompt_sha256 = content_sha256(self._dialect.content(body))
+        path = self._dialect.path(prompt)
+        talk.exchange = Exchange(self._site.post(path, json.dumps(body).encode()))
+
+    def _record(self, talk: _Talk, answer: sse.Answer, problem: str | None) -> RequestRecord:
+        return record_of(
+            answer,
+            prompt=talk.prompt,
+            turn=talk.turn,
             start=self._start,
-            sent_ns=sent_ns,
-            end_ns=end_ns,
-            chunk_ns=tuple(answer.chunk_ns),
-            chunk_tokens=tuple(answer.chunk_tokens) if answer.token_ids else None,
-            prompt_tokens=_count(usage.get("prompt_tokens")),
-            prompt_head=answer.prompt_head,
-            output_tokens=tokens,
-            token_source=source,
-            cached_tokens=_count((usage.get("prompt_tokens_details") or {}).get("cached_tokens")),
-            finish_reason=answer.finish_reason,
-            token_ids=tuple(answer.token_ids) or None,
-            # Half a surrogate pair (a model can emit one) fits in no file: it becomes "?".
-            text="".join(answer.text).encode("utf-8", "replace").decode("utf-8"),
-            sampling={name: body[name] for name in ("max_tokens", *self._sampling)},
-            prompt_sha256=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
-            spec=answer.spec,
-            error=problem or answer.problem,
+            due_ns=talk.due_ns if talk.turn == 0 else None,
+            sent_ns=talk.exchange.sent_ns,
+            end_ns=talk.exchange.end_ns,
+            sampling=talk.sampling,
+            prompt_sha256=talk.prompt_sha256,
+            problem=problem,
         )
 
-    async def _stream(
-        self, path: str, payload: bytes, pieces: list[tuple[int, bytes]]
-    ) -> str | None:
-        """Fill *pieces* with (arrival ns, bytes); the problem in words, or None."""
-        headers = {"content-type": "application/json"}
-        size = 0
-        try:
-            async with (
-                asyncio.timeout(self._load.timeout_s),
-                self._http.stream("POST", path, content=payload, headers=headers) as answer,
-            ):
-                if answer.status_code != 200:
-                    return await _refusal(answer)
-                if "content-encoding" in answer.headers:
-                    return (
-                        f"the server compressed its answer ({answer.headers['content-encoding']})"
-                    )
-                async for piece in answer.aiter_raw():
-                    pieces.append((self._clock(), piece))
-                    size += len(piece)
-                    if size > MAX_ANSWER_BYTES:
-                        return f"the answer is over {MAX_ANSWER_BYTES >> 20} MB"
-        except TimeoutError:
-            return f"no complete answer within {self._load.timeout_s:g} s (load.timeout_s)"
-        except httpx.ReadTimeout:
-            return f"no data for {self._load.stall_s:g} s (load.stall_s)"
-        except httpx.HTTPError as error:
-            what = "the stream was cut" if pieces else "the request failed"
-            return f"{what}: {type(error).__name__}: {error}".rstrip(": ")
-        return None
+
+class _Listener:
+    """Hands records to *on_record* in order: at once, or *aside* in a thread of their own."""
+
+    def __init__(self, on_record: OnRecord, *, aside: bool) -> None:
+        self._on_record = on_record
+        self._thread = ThreadPoolExecutor(1, "on_record") if aside else None
+        self._calls: deque[Future[None]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __call__(self, record: RequestRecord) -> None:
+        if self._thread is None:
+            self._on_record(record)
+            return
+        self._calls.append(self._thread.submit(self._on_record, record))
+        while self._calls and self._calls[0].done():
+            self._calls.popleft().result()  # raises here what it raised there
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """What was measured is kept, also when the sending broke off."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            for call in self._calls if exc is None else ():
+                call.result()
 
 
-async def _refusal(answer: httpx.Response) -> str:
-    """The error that a status other than 200 carries, at most its first 4 kB read."""
-    body = b""
-    async for piece in answer.aiter_raw():
-        body += piece
-        if len(body) > 4096:
-            break
+def _next_slice(slices: Generator[None, None, bool]) -> bool | None:
+    """Go on with *slices*; None while there are more, what they returned at the end."""
     try:
-        message = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = body[:300].decode("utf-8", "replace").strip()
-    return f"HTTP {answer.status_code}: {str(message)[:300]}"
-
-
-def _count(value: Any) -> int | None:  # noqa: ANN401
-    return value if isinstance(value, int) and value >= 0 else None
+        next(slices)
+    except StopIteration as end:
+        return bool(end.value)
+    return None

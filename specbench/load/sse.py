@@ -1,12 +1,13 @@
 """A stream of server-sent events, as OpenAI-compatible servers write them, to a RequestRecord.
 
 Arrival times and bytes come first and are only looked at when the stream has ended, so that
-parsing costs nothing between a read and its timestamp. Lines end at LF or CRLF only: a U+2028
+parsing costs nothing between a read and its timestamp; piece by piece, so that a reader can look
+after its other streams in between. Lines end at LF or CRLF only: a U+2028
 inside a JSON string is text (str.splitlines, which httpx's line reader uses, would cut there).
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     prompt_head: tuple[int, ...] | None = None
+    prompt_tokens: int | None = None
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
     spec: SpecRequest | None = None
@@ -44,43 +46,70 @@ class Answer:
         return (len(self.chunk_ns), "chunks") if self.chunk_ns else (None, None)
 
 
-def read(pieces: Iterable[tuple[int, bytes]]) -> Answer:
-    """The answer in *pieces*, pairs of (arrival in ns, bytes as they came).
+Take = Callable[[Answer, int, Any], None]
 
-    A chunk's time is that of the piece that completed it. Never raises on what a server sent.
+
+class Reader:
+    """Reads a stream piece by piece. Never raises on what a server sent: see Answer.problem.
+
+    *take* puts one event into the answer (an OpenAI-compatible server's unless said). Without
+    *ends_with_a_reason* a server does not say why it stopped, and a cut stream cannot be told.
     """
-    answer = Answer()
-    try:
-        for arrived_ns, data in _events(pieces):
-            if data == "[DONE]":
-                answer.done = True
-                continue
-            _take(answer, arrived_ns, json.loads(data))
-        _must_be_complete(answer)
-    except BadStream as error:
-        answer.problem = str(error)
-    except (ValueError, RecursionError) as error:
-        answer.problem = f"the stream holds an event that is not JSON ({error})"
-    return answer
 
+    def __init__(self, *, take: Take | None = None, ends_with_a_reason: bool = True) -> None:
+        self._take, self._ends_with_a_reason = take or _take, ends_with_a_reason
+        self._answer = Answer()
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._arrived_ns = 0
 
-def _events(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
-    """(arrival ns, data) of each event: its `data:` lines joined, up to a blank line."""
-    rest = b""
-    data: list[bytes] = []
-    arrived_ns = 0
-    for arrived_ns, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
+    def feed(self, arrived_ns: int, piece: bytes) -> None:
+        """Take the next *piece*. A chunk's time is that of the piece that completed it."""
+        self._arrived_ns = arrived_ns
+        *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in map(bytes.rstrip, lines):
             if line.startswith(b"data:"):
-                data.append(line[5:].lstrip())
-            elif not line and data:
-                yield arrived_ns, b"\n".join(data).decode("utf-8", "replace")
-                data = []
-    if rest.startswith(b"data:"):  # a last line that the server did not end
-        data.append(rest[5:].strip())
-    if data:
-        yield arrived_ns, b"\n".join(data).decode("utf-8", "replace")
+                self._data.append(line[5:].lstrip())
+            elif not line and self._data:
+                self._event()
+
+    def close(self) -> Answer:
+        """The answer, now that all pieces are in."""
+        if self._rest.startswith(b"data:"):  # a last line that the server did not end
+            self._data.append(self._rest[5:].strip())
+        if self._data:
+            self._event()
+        if not self._ends_with_a_reason and self._answer.finish_reason is None:
+            self._answer.finish_reason = "unknown"
+        if self._answer.problem is None:
+            try:
+                _must_be_complete(self._answer)
+            except BadStream as error:
+                self._answer.problem = str(error)
+        return self._answer
+
+    def _event(self) -> None:
+        """Take the event whose `data:` lines are all there, unless the stream is broken already."""
+        data, self._data = b"\n".join(self._data).decode("utf-8", "replace"), []
+        if self._answer.problem is not None:
+            return
+        if data == "[DONE]":
+            self._answer.done = True
+            return
+        try:
+            self._take(self._answer, self._arrived_ns, json.loads(data))
+        except BadStream as error:
+            self._answer.problem = str(error)
+        except (ValueError, RecursionError) as error:
+            self._answer.problem = f"the stream holds an event that is not JSON ({error})"
+
+
+def read(pieces: Iterable[tuple[int, bytes]]) -> Answer:
+    """The answer in *pieces*, pairs of (arrival in ns, bytes as they came)."""
+    reader = Reader()
+    for arrived_ns, piece in pieces:
+        reader.feed(arrived_ns, piece)
+    return reader.close()
 
 
 def _take(answer: Answer, arrived_ns: int, event: Any) -> None:  # noqa: ANN401
@@ -101,6 +130,7 @@ def _take(answer: Answer, arrived_ns: int, event: Any) -> None:  # noqa: ANN401
         raise BadStream("the stream holds a choice that is no JSON object")
     head = event.get("prompt_token_ids") or choice.get("prompt_token_ids")
     if isinstance(head, list) and answer.prompt_head is None:
+        answer.prompt_tokens = len(head)
         answer.prompt_head = tuple(t for t in head[:PROMPT_HEAD] if isinstance(t, int))
     delta = choice.get("delta")
     said = _text(delta if isinstance(delta, dict) else choice)
