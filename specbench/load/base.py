@@ -1,9 +1,10 @@
 """What every load generator offers, so that `run` need not know which one it has."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
-from specbench.records import Prompt, RequestRecord
+from specbench.records import Prompt, RequestRecord, ToolReport
 
 OnRecord = Callable[[RequestRecord], None]
 
@@ -19,12 +20,21 @@ class LoadGenerator(Protocol):
     unit: str
 
     def send(
-        self, prompts: Sequence[Prompt], *, max_tokens: int, concurrency: int, on_record: OnRecord
-    ) -> None:
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        concurrency: int,
+        on_record: OnRecord,
+        rate: float | None = None,
+        folder: Path | None = None,
+    ) -> Sequence[ToolReport] | None:
         """Send all turns of *prompts*; `on_record` gets each request as it ends.
 
-        A conversation's turns go in order; at most *concurrency* conversations are in flight.
-        One request's failure is a record with an `error` and ends its conversation only.
+        A conversation's turns go in order; at most *concurrency* conversations are in flight. With
+        a *rate* conversations start at random instead (Poisson arrivals, that many a second on
+        average), however many are in flight then. A tool that is a process of its own leaves its
+        files in *folder*, and returns what it says itself, run by run. One request's failure is a record with an `error` and ends its conversation only.
 
         Raises:
             LoadError: the generator itself failed.

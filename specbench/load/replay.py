@@ -7,6 +7,7 @@ exercised in milliseconds on facts that a real engine produced.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from specbench.errors import LoadError
 from specbench.load.base import OnRecord
@@ -35,7 +36,14 @@ class ReplayClient:
         self._start, self._speed, self._sleep = start, speed, sleep
 
     def send(
-        self, prompts: Sequence[Prompt], *, max_tokens: int, concurrency: int, on_record: OnRecord
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        concurrency: int,
+        on_record: OnRecord,
+        rate: float | None = None,
+        folder: Path | None = None,
     ) -> None:
         """See LoadGenerator.send.
 
