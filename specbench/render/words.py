@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from specbench.analysis.cases import Condition
 from specbench.analysis.curves import Curve
 from specbench.analysis.precision import QUESTIONS
 from specbench.analysis.rows import Row
 from specbench.analysis.scaling import Scaling, scaling
-from specbench.analysis.speedup import Question
+from specbench.analysis.speedup import Question, Ratio
 from specbench.render.columns import printable
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -22,37 +23,43 @@ def headlines(rows: Sequence[Row]) -> list[str]:
 
     A flagged ratio is no headline, nor is one whose interval holds 1.
     """
-    conditions: dict[tuple[str, int, int], list[Row]] = {}
+    conditions: dict[Condition, list[Row]] = {}
     for row in rows:
-        conditions.setdefault((row.prompt_set, row.max_tokens, row.concurrency), []).append(row)
-    several = {
-        "tokens": len({tokens for _, tokens, _ in conditions}) > 1,
-        "concurrency": len({concurrency for _, _, concurrency in conditions}) > 1,
-    }
+        conditions.setdefault(row.condition, []).append(row)
+    tokens_vary = len({condition.max_tokens for condition in conditions}) > 1
+    loads_vary = len({condition.load for condition in conditions}) > 1
     lines = []
-    for (prompt_set, tokens, concurrency), of_condition in conditions.items():
-        where = prompt_set
-        where += f" at {tokens} tokens" if several["tokens"] else ""
-        where += f" at concurrency {concurrency}" if several["concurrency"] else ""
+    for condition, of_condition in conditions.items():
+        where = condition.prompt_set
+        where += f" at {condition.max_tokens} tokens" if tokens_vary else ""
+        where += f" at {condition.load}" if loads_vary else ""
         if any(row.speedup and row.speedup.tpot for row in of_condition):
             lines.append(printable(_headline(where, of_condition)))
     return lines
 
 
-def _headline(where: str, rows: Sequence[Row]) -> str:
+def fastest(rows: Sequence[Row]) -> tuple[Row, Ratio] | None:
+    """Of one condition's rows the fastest that is shown to be faster than the baseline, unflagged."""
     arms = [(row, row.speedup.tpot) for row in rows if row.speedup and row.speedup.tpot]
     sound = [(row, ratio) for row, ratio in arms if not row.flags and row.problem is None]
     shown = [(row, ratio) for row, ratio in sound if ratio.shown and ratio.value > 1]
+    return max(shown, key=lambda pair: pair[1].value, default=None)
+
+
+def _headline(where: str, rows: Sequence[Row]) -> str:
+    arms = [(row, row.speedup.tpot) for row in rows if row.speedup and row.speedup.tpot]
+    sound = [row for row, _ in arms if not row.flags and row.problem is None]
+    found = fastest(rows)
     of = f"best of {len(arms)} set-ups" if len(arms) > 1 else "the only set-up"
     if not any(ratio.like_these for _, ratio in arms):
         return f"{where}: one prompt has no interval, so nothing is shown."
-    if not shown:
+    if found is None:
         if len(sound) < len(arms):
             return (
                 f"{where}: no set-up is shown to be faster ({len(arms) - len(sound)} are flagged)."
             )
         return f"{where}: no set-up of {len(arms)} is shown to be faster."
-    row, ratio = max(shown, key=lambda pair: pair[1].value)
+    row, ratio = found
     parts = []
     if ratio.like_these:
         like = ratio.like_these
@@ -87,25 +94,55 @@ def precision_lines(asked: Mapping[str, Any] | None, rows: Sequence[Row]) -> lis
     return lines
 
 
+SHORT = {"latency_ms": "latency", "ttft_ms": "TTFT", "tpot_ms": "TPOT", "tokens_per_s": "tok/s"}
+
+
+def beside_lines(rows: Sequence[Row]) -> list[str]:
+    """Where a load generator's own figures are not ours: those over 2% apart, or that none is."""
+    lines, tools = [], set()
+    for row in rows:
+        tools |= {f"{one.tool} {one.version}" for one in row.beside}
+        apart = [one for one in row.beside if not one.agrees]
+        if apart:
+            said = ", ".join(
+                f"{SHORT.get(one.figure, one.figure)} {one.theirs:.4g} against {one.ours:.4g} here "
+                f"({one.difference:+.1%})"
+                for one in apart
+            )
+            lines.append(f"{row.arm} on {row.prompt_set}: {apart[0].tool} itself says {said}")
+    if tools and not lines:
+        lines.append(f"{' and '.join(sorted(tools))}: its own figures are these within 2%")
+    return [printable(line) for line in lines]
+
+
 # --- why -----------------------------------------------------------------------------------------
 
 
 def explanations(rows: Sequence[Row], curves: Sequence[Curve]) -> list[str]:
-    """Best k, step times, prediction, concurrency and costs, a line each."""
+    """Outputs that differ, best k, step times, prediction, concurrency and costs, a line each."""
     several = [curve for curve in curves if curve.model and len(curve.model.step_ms) > 1]
-    lines = [_curve_line(curve) for curve in several if curve.best]
+    lines = list(_difference_lines(rows))
+    lines += [_curve_line(curve) for curve in several if curve.best]
     lines += [_scaling_line(one) for one in scaling(rows)]
     lines += list(_cost_lines(rows))
     return [printable(line) for line in lines]
+
+
+def _difference_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """Where outputs part from the baseline's, and what is said there the first time."""
+    for row in rows:
+        if row.parity and row.parity.differences:
+            first = min(row.parity.differences, key=lambda one: one.position)
+            example = first.told("the baseline", row.arm)
+            yield f"{row.arm} on {row.prompt_set}: {row.parity.told()} (e.g. {example})"
 
 
 def _curve_line(curve: Curve) -> str:
     best, model = curve.best, curve.model
     assert best is not None
     assert model is not None
-    prompt_set, tokens, concurrency = curve.condition
-    where = f"{curve.label} on {prompt_set}"
-    where += f" ({tokens} tokens, concurrency {concurrency})"
+    at = curve.condition
+    where = f"{curve.label} on {at.prompt_set} ({at.max_tokens} tokens, {at.load})"
     certain = (
         f", {best.share:.0%} of resamples of {best.prompts} prompts agree"
         if best.share is not None
@@ -166,14 +203,11 @@ def _cost_lines(rows: Iterable[Row]) -> Iterator[str]:
 
 def curve_record(curve: Curve) -> dict[str, Any]:
     """A curve as JSON takes it."""
-    prompt_set, max_tokens, concurrency = curve.condition
     model = curve.model
     return {
         "label": curve.label,
         "method": curve.method,
-        "prompt_set": prompt_set,
-        "max_tokens": max_tokens,
-        "concurrency": concurrency,
+        **curve.condition._asdict(),
         "vanilla_step_ms": model.vanilla_ms if model else None,
         "step_ms": {str(k): ms for k, ms in model.step_ms.items()} if model else {},
         "tokens_per_step": {str(k): tau for k, tau in model.tau.items()} if model else {},
