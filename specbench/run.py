@@ -5,57 +5,23 @@
 A failed engine or request becomes a fact about its case; the sweep goes on with the others.
 """
 
-import itertools
 import random
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from specbench.analysis.curves import curves
 from specbench.analysis.precision import PrecisionWatch
+from specbench.arms import Engines, LiveArm, Progress, death_of, fail_arm, is_measured
 from specbench.config import Config
-from specbench.engines import counters, vllm
-from specbench.engines.process import Child, PreforkServer, log_tail
-from specbench.engines.server import Server, attach
-from specbench.errors import EngineError
-from specbench.load.base import LoadGenerator, warm_up_prompts
-from specbench.load.direct import DirectClient
-from specbench.load.replay import ReplayClient
+from specbench.engines import counters
+from specbench.errors import EngineError, LoadError
+from specbench.load.base import warm_up_prompts
 from specbench.prepare import Prepared, plan_document, with_chosen_k
-from specbench.records import CounterSpan, EngineCounters, EngineFacts, Prompt, RequestRecord
+from specbench.records import CounterSpan, EngineCounters, Prompt, RequestRecord
 from specbench.render.read import measured_cases
 from specbench.store import RunStore
-from specbench.sweep import VANILLA, Arm, Case, Stage, turns
+from specbench.sweep import VANILLA, Case, Stage, turns
 
 FAILURES_THAT_STOP_A_CASE = 3
-
-
-class Progress(Protocol):
-    """Who is told how far a run is."""
-
-    def say(self, text: str) -> None:
-        """Something worth keeping on the screen."""
-
-    def waiting(self, text: str) -> None:
-        """What is going on now."""
-
-    def advance(self, case: Case, record: RequestRecord) -> None:
-        """One request of *case* ended."""
-
-
-@dataclass
-class LiveArm:
-    """An arm whose engine is up."""
-
-    arm: Arm
-    start: int
-    server: Server | None
-    client: LoadGenerator
-    child: Child | None = None
-    failures: dict[str, int] = field(default_factory=dict)
 
 
 def execute(prepared: Prepared, store: RunStore, progress: Progress) -> str:
@@ -66,29 +32,29 @@ def execute(prepared: Prepared, store: RunStore, progress: Progress) -> str:
     """
     for name, prompts in prepared.prompt_sets.items():
         store.save_prompts(name, prompts.prompts)
-    _run_stages(prepared, store, progress)
-    if (
-        any(one.choose_k for one in prepared.config.speculation)
-        and "chosen_k" not in store.document
-    ):
-        prepared = _choose_k(prepared, store, progress)
-        _run_stages(prepared, store, progress)
+    with Engines(prepared, store, progress) as engines:
+        _run_stages(engines, store, progress)
+        chooses = any(one.choose_k for one in prepared.config.speculation)
+        if chooses and "chosen_k" not in store.document:
+            engines.prepared = prepared = _choose_k(prepared, store, progress)
+            _run_stages(engines, store, progress)
     done = [store.case_status(case.id) for case in prepared.plan.cases]
     status = "ok" if all(d and d["status"] == "ok" for d in done) else "partial"
     store.finish(status)
     return status
 
 
-def _run_stages(prepared: Prepared, store: RunStore, progress: Progress, *, since: int = 0) -> None:
-    for stage in prepared.plan.stages[since:]:
+def _run_stages(engines: Engines, store: RunStore, progress: Progress) -> None:
+    prepared = engines.prepared
+    for stage in prepared.plan.stages:
         todo: set[str] = set()
         for round_ in stage.rounds:
-            left = {case.id for case in round_ if not _is_measured(store, case)}
+            left = {case.id for case in round_ if not is_measured(store, case)}
             if left and prepared.config.precision:  # further passes need the baseline beside them
                 left |= {case.id for case in round_ if case.arm == VANILLA}
             todo |= left
         if todo:
-            _run_stage(prepared, store, progress, stage, todo)
+            _run_stage(engines, store, progress, stage, todo)
 
 
 def _choose_k(prepared: Prepared, store: RunStore, progress: Progress) -> Prepared:
@@ -96,7 +62,7 @@ def _choose_k(prepared: Prepared, store: RunStore, progress: Progress) -> Prepar
 
     Nothing is chosen while something is missing; a resumed run chooses then.
     """
-    missing = [case for case in prepared.plan.cases if not _is_measured(store, case)]
+    missing = [case for case in prepared.plan.cases if not is_measured(store, case)]
     if missing:
         progress.say(f"no k is chosen yet: {len(missing)} cases are not measured in full")
         return prepared
@@ -110,7 +76,9 @@ def _choose_k(prepared: Prepared, store: RunStore, progress: Progress) -> Prepar
             continue
         best, at = curve.predicted_best.k, curve.predicted
         said = ", ".join(f"k={k} {at[k].speedup:.2f}x" for k in at)
-        progress.say(f"{curve.label} on {curve.condition[0]}: predicted {said}; best k = {best}")
+        progress.say(
+            f"{curve.label} on {curve.condition.prompt_set}: predicted {said}; best k = {best}"
+        )
         if best and best not in chosen.setdefault(curve.label, []):
             chosen[curve.label].append(best)
     extended = with_chosen_k(prepared, chosen)
@@ -118,19 +86,15 @@ def _choose_k(prepared: Prepared, store: RunStore, progress: Progress) -> Prepar
     return extended
 
 
-def _is_measured(store: RunStore, case: Case) -> bool:
-    done = store.case_status(case.id)
-    return done is not None and done["status"] == "ok"
-
-
 def _run_stage(
-    prepared: Prepared, store: RunStore, progress: Progress, stage: Stage, todo: set[str]
+    engines: Engines, store: RunStore, progress: Progress, stage: Stage, todo: set[str]
 ) -> None:
-    with _engines(prepared, store, progress, stage, todo) as live:
+    prepared = engines.prepared
+    with engines.up(stage, todo) as live:
         for arm in list(live.values()):
             _warm_up(arm, prepared.config, progress)
-            if (death := _death(arm)) is not None:
-                _fail_arm(store, progress, stage, arm.arm.id, EngineError(death))
+            if (death := death_of(arm)) is not None:
+                fail_arm(store, progress, stage, arm.arm.id, EngineError(death))
                 del live[arm.arm.id]
         for round_ in stage.rounds:
             cases = [case for case in round_ if case.id in todo and case.arm in live]
@@ -138,208 +102,16 @@ def _run_stage(
                 _run_round(prepared, store, progress, cases, live)
 
 
-@contextmanager
-def _engines(
-    prepared: Prepared, store: RunStore, progress: Progress, stage: Stage, todo: set[str]
-) -> Iterator[dict[str, LiveArm]]:
-    """The stage's engines, up; an arm whose engine fails is left out and its cases say why."""
-    wanted = [
-        arm
-        for arm in stage.arms
-        if any(case.arm == arm.id and case.id in todo for round_ in stage.rounds for case in round_)
-    ]
-    with ExitStack() as stack:
-        if prepared.config.load.client == "replay":
-            live = _replayed(prepared.config, store, stage, wanted)
-        elif prepared.config.engine.url:
-            live = _attached(prepared, store, wanted, stack)
-        else:
-            live = _started(prepared, store, progress, stage, wanted, stack)
-        for live_arm in live.values():
-            stack.callback(live_arm.client.close)
-        try:
-            yield live
-        finally:
-            progress.waiting("stopping engines")
-            for live_arm in live.values():
-                if live_arm.child is not None:
-                    live_arm.child.ask_to_stop()
-
-
-def _replayed(
-    config: Config, store: RunStore, stage: Stage, arms: Sequence[Arm]
-) -> dict[str, LiveArm]:
-    """Each arm's cases of the tape; of the same repeat and group where the tape has them."""
-    assert config.load.tape is not None
-    tape = RunStore.open(config.load.tape)
-    here = {(case.repeat, case.group) for round_ in stage.rounds for case in round_}
-    live = {}
-    for arm in arms:
-        of_arm = [case for case in tape.document["cases"] if case["arm"] == arm.id]
-        alike = [c for c in of_arm if (c.get("repeat", 0), c.get("group", 0)) in here]
-        case_ids = [case["id"] for case in alike or of_arm]
-        records = itertools.chain.from_iterable(tape.requests(case_id) for case_id in case_ids)
-        start = store.next_start(arm.id)
-        store.engine_folder(arm.id, start).mkdir(parents=True, exist_ok=True)
-        client = ReplayClient(records, start=start, speed=config.load.tape_speed)
-        live[arm.id] = LiveArm(arm, start, None, client)
-    return live
-
-
-def _attached(
-    prepared: Prepared, store: RunStore, arms: Sequence[Arm], stack: ExitStack
-) -> dict[str, LiveArm]:
-    (arm,) = arms
-    server = attach(prepared.config.engine)
-    stack.callback(server.close)
-    start = store.next_start(arm.id)
-    facts = EngineFacts(
-        arm=arm.id,
-        start=start,
-        kind="vllm",
-        version=server.version(),
-        url=server.url,
-        served_model=server.served_model,
-        argv=None,
-        started_at=store.document.get("id", ""),
-        notes=("a server that was already up; its arguments are not known",),
-    )
-    store.save_engine(facts)
-    return {arm.id: LiveArm(arm, start, server, _client(prepared, server, arm.id, start))}
-
-
-def _started(
-    prepared: Prepared,
-    store: RunStore,
-    progress: Progress,
-    stage: Stage,
-    arms: Sequence[Arm],
-    stack: ExitStack,
-) -> dict[str, LiveArm]:
-    """Start the arms' engines, as many side by side as the machine has room for.
-
-    In a shuffled order: an engine that starts first may lie better in memory.
-    """
-    installation = prepared.installation
-    assert installation is not None
-    first = stage.rounds[0][0]
-    shuffled = random.Random(f"{prepared.config.seed} start {first.repeat} {first.group}")
-    arms = shuffled.sample(arms, len(arms))
-    live: dict[str, LiveArm] = {}
-    prefork = _prefork(prepared, store, progress, arms, stack)
-    for batch in _batches(arms, vllm.starts_at_once(installation)):
-        starting = {}
-        for arm in batch:
-            start = store.next_start(arm.id)
-            engine = vllm.StartingEngine(
-                prepared.launches[arm.id],
-                installation,
-                arm=arm.id,
-                start=start,
-                folder=store.engine_folder(arm.id, start),
-                startup_timeout_s=prepared.config.engine.startup_timeout_s,
-                prefork=prefork,
-            )
-            try:
-                starting[arm.id] = stack.enter_context(engine)
-            except EngineError as error:
-                _fail_arm(store, progress, stage, arm.id, error)
-        for arm_id, facts in _wait_for(starting, store, progress, stage):
-            store.save_engine(facts)
-            engine = starting[arm_id]
-            client = _client(prepared, engine.server, arm_id, facts.start)
-            arm = next(a for a in batch if a.id == arm_id)
-            live[arm_id] = LiveArm(arm, facts.start, engine.server, client, engine.child)
-    return live
-
-
-def _prefork(
-    prepared: Prepared,
-    store: RunStore,
-    progress: Progress,
-    arms: Sequence[Arm],
-    stack: ExitStack,
-) -> PreforkServer | None:
-    """On a CPU, one import of vLLM for all of the stage's engines; None where each does its own."""
-    installation = prepared.installation
-    if installation is None or not installation.is_cpu or not prepared.config.engine.prefork:
-        return None
-    log = store.path / "engines" / "prefork.log"
-    log.parent.mkdir(exist_ok=True)
-    server = stack.enter_context(
-        vllm.prefork_server(prepared.launches[arms[0].id], installation, log)
-    )
-    began = time.monotonic()
-    while not server.ready():
-        progress.waiting(f"importing vLLM ({time.monotonic() - began:.0f} s)")
-        time.sleep(0.1)
-    progress.say(f"vLLM {installation.version} is imported after {time.monotonic() - began:.0f} s")
-    return server
-
-
-def _batches(arms: Sequence[Arm], size: int) -> Iterator[Sequence[Arm]]:
-    for first in range(0, len(arms), size):
-        yield arms[first : first + size]
-
-
-def _wait_for(
-    starting: Mapping[str, vllm.StartingEngine], store: RunStore, progress: Progress, stage: Stage
-) -> Iterator[tuple[str, EngineFacts]]:
-    """Each engine as it becomes ready; those that fail are stopped and marked."""
-    pending = dict(starting)
-    began = time.monotonic()
-    while pending:
-        names = " and ".join(pending)
-        progress.waiting(f"starting {names} ({time.monotonic() - began:.0f} s)")
-        for arm_id, engine in list(pending.items()):
-            try:
-                facts = engine.poll()
-            except EngineError as error:
-                del pending[arm_id]
-                engine.child.stop()
-                _fail_arm(store, progress, stage, arm_id, error)
-                continue
-            if facts is not None:
-                del pending[arm_id]
-                progress.say(f"{arm_id} is up after {facts.startup_s:.0f} s")
-                yield arm_id, facts
-        if pending:
-            time.sleep(0.25)
-
-
-def _fail_arm(
-    store: RunStore, progress: Progress, stage: Stage, arm_id: str, error: EngineError
-) -> None:
-    """Give every unmeasured case of the arm its reason."""
-    problem = f"{error.message}\n{error.tail}".strip()
-    for case in itertools.chain.from_iterable(stage.rounds):
-        if case.arm == arm_id and not _is_measured(store, case):
-            store.finish_case(case.id, "failed", problem)
-    progress.say(str(error))
-    if error.tail:
-        progress.say(error.tail)
-
-
-def _client(prepared: Prepared, server: Server, arm: str, start: int) -> LoadGenerator:
-    config, seed_of = prepared.config, prepared.seed_of
-    return DirectClient(
-        url=server.url,
-        served_model=server.served_model,
-        api_key=server.api_key,
-        sampling=config.sampling,
-        load=config.load,
-        start=start,
-        seed_of=partial(seed_of, arm, start) if seed_of else None,
-    )
-
-
 def _warm_up(arm: LiveArm, config: Config, progress: Progress) -> None:
-    """Send prompts that nobody measures, at the highest concurrency of the run."""
-    if not config.load.warmup or arm.server is None:
+    """Send prompts that nobody measures, at the highest concurrency of the run.
+
+    By our own client also where a tool measures: its own warm-up would be in the counters.
+    """
+    if not config.load.warmup or arm.warm_up is None:
         return
     progress.waiting(f"warming up {arm.arm.id}")
-    concurrency = max(config.concurrency)
-    arm.client.send(
+    concurrency = config.in_flight
+    arm.warm_up.send(
         warm_up_prompts(max(config.load.warmup, concurrency if concurrency > 1 else 0)),
         max_tokens=min(config.load.warmup_tokens, max(config.max_tokens)),
         concurrency=concurrency,
@@ -411,15 +183,14 @@ def _run_cycle(
     if cycle:
         random.Random(seed).shuffle(prompts)
     done = {case.id: _whole_conversations(store, case, prompts, cycle) for case in cases}
-    in_turns = cases[0].concurrency == 1 and all(
-        live[case.arm].client.unit == "conversation" for case in cases
-    )
+    alone = cases[0].concurrency == 1 and cases[0].rate is None
+    in_turns = alone and all(live[case.arm].client.unit == "conversation" for case in cases)
     units: list[Sequence[Prompt]] = [[p] for p in prompts] if in_turns else [prompts]
     for unit, order in turns(cases, units, seed):
         for case in order:
             left = [prompt for prompt in unit if prompt.id not in done[case.id]]
             if left and case.id not in stopped and case.id not in settled:
-                problem = _send(store, progress, case, left, live[case.arm], cycle, watch)
+                problem = _send(prepared, store, progress, case, left, live[case.arm], cycle, watch)
                 if problem:
                     stopped[case.id] = problem
                     progress.say(f"{case.id}: {problem}")
@@ -465,6 +236,7 @@ def _whole_conversations(
 
 
 def _send(
+    prepared: Prepared,
     store: RunStore,
     progress: Progress,
     case: Case,
@@ -488,24 +260,31 @@ def _send(
         progress.advance(case, record)
 
     before, problem = _counters(arm)
-    arm.client.send(
-        prompts, max_tokens=case.max_tokens, concurrency=case.concurrency, on_record=keep
-    )
+    failure = None
+    try:
+        reports = arm.client.send(
+            prompts,
+            max_tokens=case.max_tokens,
+            concurrency=case.concurrency,
+            on_record=keep,
+            rate=case.rate,
+            folder=store.case_folder(case.id) if prepared.tool else None,
+        )
+        for report in reports or ():
+            keys = tuple(f"{key}~{cycle}" for key in report.keys) if cycle else report.keys
+            store.append_tool(case.id, report.model_copy(update={"keys": keys}))
+    except LoadError as error:
+        failure = str(error)
     arm.failures[case.id] = failed
     if before is not None or problem is not None:
         store.append_counters(case.id, _span(arm, before, problem, sent))
-    if (death := _death(arm)) is not None:
+    if (death := death_of(arm)) is not None:
         return death
+    if failure is not None:
+        return failure
     if failed >= FAILURES_THAT_STOP_A_CASE:
         return f"{failed} requests in a row failed"
     return None
-
-
-def _death(arm: LiveArm) -> str | None:
-    """The arm's obituary if its engine is gone: its status and the end of its log."""
-    if arm.child is None or (status := arm.child.poll()) is None:
-        return None
-    return f"the engine of {arm.arm.id} died with status {status}:\n{log_tail(arm.child.log, 12)}"
 
 
 def _counters(arm: LiveArm) -> tuple[EngineCounters | None, str | None]:
@@ -537,6 +316,9 @@ def _span(
     numbers = [n for n in spent.model_dump(exclude_none=True).values() if isinstance(n, int)]
     if spent.process_start_s or min(numbers) < 0:
         return inside.model_copy(update={"problem": "the server was restarted in between"})
+    if arm.client.unit == "set" and spent.requests is not None and spent.requests > len(sent):
+        problem = f"the engine counted {spent.requests} requests, {len(sent)} of them were measured"
+        return inside.model_copy(update={"problem": problem})
     return inside.model_copy(update={"spent": spent})
 
 

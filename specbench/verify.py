@@ -21,12 +21,12 @@ from specbench.analysis import distribution, parity
 from specbench.analysis.distribution import ALPHA, Comparison, Power
 from specbench.analysis.metrics import last_attempts, summarise
 from specbench.analysis.speedup import Key
+from specbench.arms import Progress
 from specbench.config import Config
 from specbench.errors import UserError
 from specbench.prepare import Prepared
 from specbench.prompts.sets import PromptSet, prompt_set_sha256
 from specbench.records import Prompt, RequestRecord
-from specbench.run import Progress
 from specbench.store import RunStore
 from specbench.sweep import VANILLA, Case
 
@@ -218,14 +218,7 @@ def _greedy_finding(prepared: Prepared, store: RunStore, arm: str, limit: float 
     state: State = "same"
     if found.differences:
         state = "reported" if limit is None else "differs" if found.differing > limit else "same"
-    said = f"{found.identical} of {found.compared} outputs identical"
-    if found.differences:
-        parted = (
-            f"{n} at token {first + 1}" + (f"-{last + 1}" if last > first else "")
-            for (first, last), n in found.histogram().items()
-        )
-        said += f"; they part: {', '.join(parted)}"
-    details = [_parting(arm, difference) for difference in found.differences]
+    details = [difference.told(VANILLA, arm) for difference in found.differences]
     if len(details) > SHOWN:
         details[SHOWN:] = [f"… and {len(details) - SHOWN} more (--json has all)"]
     facts = {
@@ -234,18 +227,7 @@ def _greedy_finding(prepared: Prepared, store: RunStore, arm: str, limit: float 
         "tolerance": limit,
         "differences": [{**asdict(d), "key": d.key._asdict()} for d in found.differences],
     }
-    return Finding(arm, state, said, tuple(details), facts)
-
-
-def _parting(arm: str, difference: parity.Difference) -> str:
-    where = f"{difference.key.prompt_id}, token {difference.position + 1}"
-    if difference.baseline_text == difference.arm_text:
-        ids = f"{list(difference.baseline_ids)} and {list(difference.arm_ids)}"
-        return f"{where}: the same text in other tokens: {ids}"
-    return (
-        f"{where}: after {difference.lead!r} {VANILLA} says {difference.baseline_text!r}, "
-        f"{arm} {difference.arm_text!r}"
-    )
+    return Finding(arm, state, found.told(), tuple(details), facts)
 
 
 # --- temperature over 0 --------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,23 @@ CPU_KV_CACHE_BYTES = 1 << 30
 GPU_MEMORY_SHARE = 0.9  # of a GPU, for all engines on it together; vLLM's own default is near it
 
 
+# Of `vllm serve` only; AsyncEngineArgs has no such fields.
+FRONT_END_ARGS = {"enable_per_request_metrics", "per_request_spec_decode_metrics"}
+
+
 @dataclass(frozen=True)
 class Launch:
     """Everything that starts one engine, apart from its port and its key.
 
-    `cores` are those that it is to compute on once it is up (`bind`); empty: any.
+    `cores` are those that it is to compute on once it is up (`bind`); empty: any. `model_json` is
+    the same engine as fields of vLLM's AsyncEngineArgs, which Triton's vLLM backend reads.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     notes: tuple[str, ...] = ()
     cores: frozenset[int] = frozenset()
+    model_json: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan_launch(
@@ -77,7 +83,15 @@ def plan_launch(
     flags = [*_flags(known), *_flags(engine.extra_args)]
     program = [str(installation.python), "-m", "vllm.entrypoints.cli.main", "serve", model]
     cores = engine_cores() if installation.is_cpu and not _places_threads(engine) else frozenset()
-    return Launch(tuple(program + flags), {**env, **engine.env}, tuple(notes), cores)
+    more = {key.lstrip("-").replace("-", "_"): value for key, value in engine.extra_args.items()}
+    fields = {key: value for key, value in known.items() if key not in FRONT_END_ARGS}
+    return Launch(
+        tuple(program + flags),
+        {**env, **engine.env},
+        tuple(notes),
+        cores,
+        {"model": model, **fields, **more},
+    )
 
 
 def gpu_memory_total(engine: Engine) -> float:
@@ -112,7 +126,7 @@ def _cpu_settings(
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     args = {
         "distributed_executor_backend": "uni",
-        "max_num_seqs": max(config.concurrency),
+        "max_num_seqs": config.in_flight,
         "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
     }
     env = {

@@ -18,6 +18,7 @@ from typing import Self
 
 import psutil
 
+from specbench import machine
 from specbench.engines.installation import Installation, metadata_environment
 from specbench.engines.launch import Launch, bind
 from specbench.engines.process import SECRET_NAME, Child, PreforkServer
@@ -102,6 +103,7 @@ class StartingEngine:
             memory_bytes=_memory_bytes(self.child),
             weights_bytes=_weights_bytes(self.child.log),
             log=self.child.log.name,
+            machine=machine.hardware(),
             started_at=self._started_at,
             notes=(*self.launch.notes, *bound, *((PREFORKED,) if self.prefork else ())),
         )
