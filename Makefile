@@ -18,7 +18,7 @@ FROM_CPU := $(if $(KEPT_TORCH),--find-links "$(PIP_FIND_LINKS)",--torch-backend 
 # float32 shows identical outputs, but the fast attention kernels of a GPU are for 16 bits only.
 DEMO_DTYPE := $(if $(filter cuda,$(ENGINE)),--set engine.args.dtype=bfloat16)
 
-.PHONY: demo test check clean
+.PHONY: demo test browser check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed  ## environment, models, prompts, a run and its table
@@ -28,9 +28,19 @@ demo: $(VENV)/installed  ## environment, models, prompts, a run and its table
 	$(BIN)/specbench report
 
 test: $(VENV)/installed check  ## the fast tests first, then those that start real engines
-	$(BIN)/python -m pytest -q -m "not engine"
+	$(BIN)/python -m pytest -q -m "not engine and not browser"
+	$(MAKE) browser
+	$(BIN)/python -m pytest -q -m browser -n0
 	$(MAKE) $(OLDER)/installed
 	SPECBENCH_OLDER_VLLM=$(abspath $(OLDER)/bin/python) $(BIN)/python -m pytest -q -m engine -n0  # one at a time: they measure
+
+browser:  ## the Chromium that looks at the HTML report; Debian's is installed where there is none
+	@for name in "$$SPECBENCH_CHROMIUM" chromium chromium-browser google-chrome; do \
+	    command -v "$$name" >/dev/null && exit 0; done; \
+	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	    --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
+	{ echo "make test needs Chromium: apt-get install chromium as root, or SPECBENCH_CHROMIUM=PATH"; \
+	  exit 2; }
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from specbench import __version__
 from specbench.errors import EngineError, SpecbenchError, UserError
@@ -70,13 +71,21 @@ def main_options(
 
 # --- convert -------------------------------------------------------------------------------------
 
+SHOWN_SKIPS = 20
+
 
 @app.command(
     epilog="Examples: specbench convert humaneval · specbench convert mt_bench --turns first · "
-    "specbench convert question.jsonl --name mine · specbench convert hf:openai/openai_humaneval"
+    "specbench convert question.jsonl --name mine · specbench convert prompts.csv --column body · "
+    "specbench convert ShareGPT.json --turns first --limit 500 --seed 1 --allow-skips · "
+    "specbench convert hf:openai/openai_humaneval · "
+    "specbench convert mt_bench --to eagle -o question.jsonl · "
+    "specbench convert humaneval --to vllm-bench --output-tokens 256 -o he.jsonl"
 )
 def convert(
-    source: Annotated[str, typer.Argument(help="humaneval, mt_bench, a file, or hf:NAME[:SPLIT].")],
+    source: Annotated[
+        str, typer.Argument(help="humaneval, mt_bench, a set, a file, or hf:NAME[:SPLIT].")
+    ],
     name: Annotated[
         str | None, typer.Option(help="The set's name (default: the source's).")
     ] = None,
@@ -94,7 +103,21 @@ def convert(
         str | None, typer.Option("--from", help="The source's layout, if it isn't recognised.")
     ] = None,
     column: Annotated[
-        str | None, typer.Option(help="With hf: the column that holds the prompts.")
+        str | None, typer.Option(help="Of a table or JSON: the column that holds the prompts.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="Write another layout instead of a set: eagle, mt-bench-prompts, humaneval, "
+            "sharegpt, genai-perf, genai-perf-sessions, aiperf, aiperf-multi-turn, "
+            "mooncake-trace, vllm-bench, text, csv or parquet."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With --to: the file to write.")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With --to: the output length to ask for.")
     ] = None,
     allow_skips: Annotated[
         bool, typer.Option("--allow-skips", help="Write the good records even if some are bad.")
@@ -104,32 +127,46 @@ def convert(
     ] = False,
     datasets: Datasets = Path("datasets"),
 ) -> None:
-    """Write datasets/NAME.jsonl in GenAI-Perf's format, and a sidecar that says what it is."""
+    """Write datasets/NAME.jsonl in GenAI-Perf's format, and a sidecar that says what it is.
+
+    With --to and -o: a file in another tool's layout. docs/prompts.md has all of them.
+    """
     from specbench.prompts import convert as converter
     from specbench.prompts import sets
-    from specbench.prompts.sources import resolve
+    from specbench.prompts.choice import Choice
 
     if check:
         count = sets.check(Path(source))
         typer.echo(f"{source}: {count} prompts")
         return
-    report = converter.convert(
-        resolve(source, column=column, say=_say),
-        out_dir=datasets,
-        name=name,
-        turns=_one_of("--turns", turns, ("first", "all")),
-        style=_one_of("--style", style, ("chat", "completion")),
-        limit=limit,
-        seed=seed,
+    choice = Choice(_one_of("--turns", turns, ("first", "all")), limit, seed, allow_skips)
+    sent_as = _one_of("--style", style, ("chat", "completion"))
+    if to is None and (output is not None or output_tokens is not None):
+        raise UserError("-o and --output-tokens are for a layout; name it with --to.")
+    if to is not None and (output is None or name is not None or style is not None):
+        raise UserError("--to writes a file: name it with -o; --name and --style are a set's.")
+    found = sets.find_source(
+        source,
+        search=(datasets,),
+        converted=to is not None,
         layout=layout,
-        allow_skips=allow_skips,
+        column=column,
+        say=_say,
     )
+    report: converter.ConversionReport
+    if to is None or output is None:
+        report = converter.convert(found, choice, out_dir=datasets, name=name, style=sent_as)
+    else:
+        report = converter.export(found, output, to, choice, tokens=output_tokens)
     typer.echo(
         f"{report.path}: read {report.read}, wrote {report.written}, "
-        f"skipped {len(report.skipped)} ({report.layout} from {report.sidecar.source})"
+        f"skipped {len(report.skipped)} ({report.layout} from {report.source}"
+        + (f", written as {report.written_as})" if to is not None else ")")
     )
-    for skip in report.skipped:
-        typer.echo(f"  line {skip.line}: {skip.reason}")
+    for skip in report.skipped[:SHOWN_SKIPS]:
+        typer.echo(f"  {report.unit} {skip.line}: {skip.reason}")
+    if (more := len(report.skipped) - SHOWN_SKIPS) > 0:
+        typer.echo(f"  and {more} more")
     for warning in report.warnings:
         _say(f"note: {warning}")
 
@@ -205,6 +242,7 @@ def _carry_out(prepared: "Prepared", store: "RunStore") -> None:
     done = sum(1 for case in prepared.plan.cases for _ in store.requests(case.id))
     try:
         with store, RunProgress(prepared.requests, done, _stderr()) as progress:
+            _calibrate(prepared, store)
             status = story.execute(prepared, store, progress)
     except KeyboardInterrupt:
         raise Interrupted(store.path) from None
@@ -215,6 +253,16 @@ def _carry_out(prepared: "Prepared", store: "RunStore") -> None:
             hint=f"See `specbench report {store.path}`; go on with `specbench run --resume "
             f"{store.path}`.",
         )
+
+
+def _calibrate(prepared: "Prepared", store: "RunStore") -> None:
+    """Note what our own client's error is on this machine just now: a second."""
+    from specbench.calibrate import quick_calibration
+
+    config = prepared.config
+    if config.load.client == "direct" and "calibration" not in store.document:
+        measured = quick_calibration((1, config.in_flight))
+        store.amend({"calibration": measured.model_dump(mode="json")})
 
 
 class Interrupted(SpecbenchError):
@@ -271,14 +319,14 @@ def _run_folder(given: Path, results: Path) -> Path:
 
 @app.command(
     epilog="Examples: specbench report · specbench report results/RUN --by category · "
-    "specbench report --format markdown"
+    "specbench report --format markdown · specbench report --format html -o report.html"
 )
 def report(
     run_folder: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run (default: the latest).")
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", "-f", help="table, markdown, csv or json.")
+        str, typer.Option("--format", "-f", help="table, markdown, csv, json or html.")
     ] = "table",
     by: Annotated[
         str | None,
@@ -302,7 +350,9 @@ def report(
     from specbench.render import report as rendering
     from specbench.render.read import measured_cases
 
-    _one_of("--format", form, ("table", *rendering.FORMATS))
+    _one_of("--format", form, ("table", *rendering.FORMATS, "html"))
+    if form == "html":
+        _check_html(by, output)
     folder = _run_folder(run_folder, results) if run_folder else stores.latest(results)
     store = stores.RunStore.open(folder)
     cases = list(measured_cases(store))
@@ -319,6 +369,10 @@ def report(
         text = rendering.as_table(
             store.document, findings, width=size, colour=colour and not output
         )
+    elif form == "html":
+        from specbench.render.html import page
+
+        text = page(store, cases, findings)
     else:
         text = rendering.FORMATS[form](store.document, findings)
     if output is None:
@@ -331,6 +385,160 @@ def report(
     if strict and flagged:
         _say(f"{len(flagged)} of {len(rows)} rows are flagged (--strict).")
         raise typer.Exit(1)
+
+
+def _check_html(by: str | None, output: Path | None) -> None:
+    """Refuse what makes no sense of a page."""
+    if by is not None:
+        raise UserError("--by is for the other formats: the page shows every split; leave it out.")
+    if output is None and sys.stdout.isatty():
+        raise UserError("A page is 5 MB of HTML; write it to a file: -o report.html.")
+
+
+# --- compare -------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples: specbench compare results/MONDAY results/TUESDAY · "
+    "specbench compare baselines/nightly.json --fail-if 'speedup < -3%' --fail-if missing · "
+    "specbench compare BASE NEW --format github --junit compare.xml"
+)
+def compare(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="A run, or a pinned baseline.")],
+    new: Annotated[
+        Path | None, typer.Argument(metavar="[NEW]", help="Another one (default: the latest run).")
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Exit 1 where the whole 95% interval is beyond it: 'speedup < -3%', "
+            "'tpot_ms > +5%', …; or 'missing'.",
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare in spite of other: sampling, args or hardware."),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", "-f", help="table, markdown, json, junit or github.")
+    ] = "table",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show every measure, not the speed-up and TPOT alone.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to a file instead.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", help="Write JUnit XML too, to this file.")
+    ] = None,
+    results: Results = Path("results"),
+) -> None:
+    """Two runs, row by row: better, worse or no difference shown. Exit 1 on a regression."""
+    from specbench import baseline as baselines
+    from specbench import store as stores
+    from specbench.analysis import compare as comparing
+    from specbench.analysis import conditions as conditioning
+    from specbench.analysis.likeness import ALLOWABLE
+    from specbench.analysis.snapshot import MEASURES
+    from specbench.render import ci
+    from specbench.render import compare as rendering
+
+    _one_of("--format", form, ("table", "markdown", "json", "junit", "github"))
+    for kind in allow or ():
+        _one_of("--allow", kind, ALLOWABLE)
+    conditions = [conditioning.parse(text) for text in fail_if or ()]
+    sides = [
+        baselines.read(_run_folder(side, results) if side else stores.latest(results))
+        for side in (base, new)
+    ]
+    comparison = comparing.compare(sides[0], sides[1], allowed=allow or ())
+    result = rendering.Result(
+        comparison,
+        conditioning.judge(comparison, conditions),
+        tuple(MEASURES) if everything else rendering.USUAL,
+    )
+    if junit is not None:
+        stores.write_text(junit, ci.as_junit(result))
+    if form == "github":
+        _tell_github(ci.annotations(result), ci.summary(result), output)
+    else:
+        size, colour = _terminal()
+        text = {
+            "table": lambda: rendering.as_table(
+                result, width=size, colour=colour and output is None
+            ),
+            "markdown": lambda: rendering.as_markdown(result),
+            "json": lambda: rendering.as_json(result),
+            "junit": lambda: ci.as_junit(result),
+        }[form]()
+        if output is None:
+            typer.echo(text, nl=False)
+        else:
+            stores.write_text(output, text)
+    if result.failed:
+        raise typer.Exit(1)
+    if not any(row.changes for row in comparison.rows):
+        raise UserError(f"Nothing was compared: {conditioning.why_none(comparison)}.")
+
+
+def _tell_github(annotations: str, summary: str, output: Path | None) -> None:
+    """Annotations go to the log, the summary to the job's page (without one: to the log too)."""
+    from specbench import store as stores
+
+    page = os.environ.get("GITHUB_STEP_SUMMARY")
+    if output is not None:
+        stores.write_text(output, summary)
+    if page:
+        try:
+            with Path(page).open("a", encoding="utf-8") as file:
+                file.write(summary)
+        except OSError as error:
+            raise UserError(f"GITHUB_STEP_SUMMARY={page}: {error.strerror}.") from None
+    elif output is None:
+        typer.echo(summary, nl=False)
+    typer.echo(annotations, nl=False)
+
+
+# --- baseline ------------------------------------------------------------------------------------
+
+baseline_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(baseline_app, name="baseline", help="Pin a run as a small file to compare with.")
+
+
+@baseline_app.command(
+    epilog="Examples: specbench baseline save results/RUN -o baselines/nightly.json · "
+    "specbench baseline save RUN -o baselines/nightly.json --replace"
+)
+def save(
+    run_folder: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run (default: the latest).")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file: baselines/NAME.json.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put it in the place of an earlier baseline.")
+    ] = False,
+    results: Results = Path("results"),
+) -> None:
+    """Write a run's figures, and what pairs its prompts later, into one small JSON file."""
+    from specbench import baseline as baselines
+    from specbench import store as stores
+
+    if output is None:
+        raise UserError("Name the file: specbench baseline save RUN -o baselines/NAME.json.")
+    folder = _run_folder(run_folder, results) if run_folder else stores.latest(results)
+    store = stores.RunStore.open(folder)
+    kept = baselines.of_run(store)
+    if not any(row.requests for row in kept.rows):
+        raise UserError(f"{folder} has measured nothing yet; a baseline would say nothing.")
+    baselines.save(kept, output, replace=replace)
+    typer.echo(f"{output}: {len(kept.rows)} rows of {kept.run}")
+    for row in kept.rows:
+        spoiled = [*row.flags, *([f"{row.missing} requests are missing"] if row.missing else [])]
+        for why in spoiled:
+            _say(f"note: {row.name}: {why}")
 
 
 # --- what-if -------------------------------------------------------------------------------------
@@ -499,6 +707,256 @@ def verify(
     if verdict.unknown:
         arms = ", ".join(finding.arm for finding in verdict.unknown)
         raise EngineError(f"Not verified: {arms}.", hint=f"See the logs in {store.path}/engines.")
+
+
+# --- doctor --------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples: specbench doctor · specbench doctor --json · "
+    "specbench doctor --fix-perf-analyzer"
+)
+def doctor(
+    fix_perf_analyzer: Annotated[
+        bool,
+        typer.Option(
+            "--fix-perf-analyzer",
+            help="Make GenAI-Perf's perf_analyzer run on an older glibc (a newer C library in a "
+            "folder of ours, from this machine's package mirror).",
+        ),
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave out the 5 s in which the machine is watched.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    datasets: Datasets = Path("datasets"),
+) -> None:
+    """What is here and what is missing, with what to do about it. Exit 2 if there is a problem."""
+    import json
+
+    from specbench import doctor as doctors
+    from specbench.load import perf_analyzer
+
+    if fix_perf_analyzer:
+        typer.echo(f"perf_analyzer runs: {perf_analyzer.fix(say=_say)}/perf_analyzer")
+        return
+    findings = []
+    for finding in doctors.examine(datasets, without_noise=quick, say=_say):
+        findings.append(finding)
+        if not as_json:
+            typer.echo("\n".join(doctors.as_lines(finding)))
+    if as_json:
+        typer.echo(json.dumps([doctors.as_record(one) for one in findings], indent=1))
+    if any(one.status == "problem" for one in findings):
+        raise typer.Exit(2)
+
+
+# --- calibrate -----------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples: specbench calibrate · specbench calibrate --concurrency 1,8 --gap-ms 2 --json"
+)
+def calibrate(
+    concurrency: Annotated[str, typer.Option(help="Streams at once, e.g. 1,64.")] = "1,64",
+    gap_ms: Annotated[str, typer.Option(help="Milliseconds between chunks, e.g. 1,5.")] = "1,5,20",
+    seconds: Annotated[float, typer.Option(min=0.1, help="For each pair of the two.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """The load client's own error on this machine, against a server that knows its times."""
+    from specbench import calibrate as calibrating
+
+    streams = [round(n) for n in _numbers("--concurrency", concurrency, least=1)]
+    gaps_ms = _numbers("--gap-ms", gap_ms, least=0.1)
+    loads = [(n, gap) for n in streams for gap in gaps_ms]
+    found = calibrating.calibrate(loads, seconds=seconds)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=1))
+    else:
+        typer.echo(calibrating.as_text(found), nl=False)
+
+
+def _numbers(flag: str, text: str, *, least: float) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(least <= number < 1e6 for number in numbers):
+        raise UserError(f"{flag} {text}: write numbers from {least:g} up, e.g. {flag} 1,5.")
+    return numbers
+
+
+# --- triton --------------------------------------------------------------------------------------
+
+
+class _WriteUnlessNamed(TyperGroup):
+    """`specbench triton CONFIG` is `specbench triton write CONFIG`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  (click's)
+        if args and args[0] not in {*self.commands, "-h", "--help"}:
+            args = ["write", *args]
+        return super().parse_args(ctx, args)
+
+
+triton_app = typer.Typer(
+    cls=_WriteUnlessNamed,
+    help="A Triton model repository: written from a config (specbench triton CONFIG -o DIR), or "
+    "checked (specbench triton check DIR).",
+    no_args_is_help=True,
+)
+app.add_typer(triton_app, name="triton")
+TritonVersion = Annotated[
+    str | None, typer.Option("--triton", metavar="YY.MM", help="For this container, e.g. 25.02.")
+]
+
+
+@triton_app.command(
+    "write",
+    epilog="Examples: specbench triton eagle_k5.yaml -o model_repository/ · "
+    "specbench triton eagle_k5.yaml -o model_repository/ --triton 25.02 · "
+    "specbench triton demo -o model_repository/ --name vanilla=base --name eagle=fast",
+)
+def triton_write(
+    config: Annotated[str, typer.Argument(help="A config file, or the name of one.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The model repository to write.")
+    ],
+    triton: TritonVersion = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="ARM=NAME", help="What an arm's model is called."),
+    ] = None,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be written; write nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace models of the same names, whoever wrote them.")
+    ] = False,
+) -> None:
+    """One model per arm, and the docker command that serves them (default: the newest container)."""
+    from functools import partial
+
+    from specbench import demo
+    from specbench.sweep import arms_of
+    from specbench.triton import repository, versions, writing
+
+    path, parsed = _load_config(config, overrides)
+    container = versions.container(triton or versions.newest())
+    planned = repository.plan_repository(
+        parsed,
+        arms_of(parsed),
+        container.takes,
+        config_path=path,
+        names=_pairs("--name", names),
+        resolve=partial(demo.resolve, say=_say, build=not dry_run),
+    )
+    for note in planned.notes:
+        _say(f"note: {note}")
+    if dry_run:
+        for model in planned.models:
+            for file, text in model.files().items():
+                typer.echo(f"{output / model.name / file}:\n{text}")
+    else:
+        about = {"triton": container.triton, "vllm": container.takes.vllm}
+        writing.write(planned, output, config_path=path, force=force, **about)
+        _say(
+            f"{output}: {', '.join(model.name for model in planned.models)}; for Triton "
+            f"{container.triton} with vLLM {container.takes.vllm}"
+        )
+    typer.echo(writing.docker_line(planned, output, container, env=parsed.engine.env))
+
+
+def _pairs(flag: str, given: list[str] | None) -> dict[str, str]:
+    found = {}
+    for pair in given or ():
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value):
+            raise UserError(f"{flag} {pair}: write ARM=NAME, e.g. {flag} eagle=my_model.")
+        found[key] = value
+    return found
+
+
+@triton_app.command(
+    "check",
+    epilog="Examples: specbench triton check model_repository/ · "
+    "specbench triton check model_repository/ --triton 25.02 --mount /hf-models=/data/models",
+)
+def triton_check(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A model repository.")],
+    triton: TritonVersion = None,
+    mounts: Annotated[
+        list[str] | None,
+        typer.Option("--mount", metavar="INSIDE=FOLDER", help="Where a container's path is here."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What would not load, and what would not compare. Exit 2 if there is a problem.
+
+    For the container it was written for, else the vLLM that is installed here, or --triton.
+    """
+    import json
+
+    from specbench.triton import check, places, versions, writing
+
+    mark = writing.mark_of(folder) or {}
+    wanted = triton or mark.get("triton")
+    here = None if wanted else versions.installed()
+    takes = here or versions.container(wanted or versions.newest()).takes
+    where = places.Places.read(mounts or [], mark.get("mounts", {}))
+    found = check.check(folder, takes, where)
+    if as_json:
+        typer.echo(json.dumps(found.document(), indent=1))
+    else:
+        for finding in found.findings:
+            typer.echo(finding.as_line())
+        verdict = "nothing" if found.loads else "what is marked `problem`"
+        typer.echo(
+            f"{folder}: {len(found.models)} models, read as vLLM {takes.short} would: {verdict} "
+            "would keep them from loading"
+        )
+    if not found.loads:
+        raise typer.Exit(2)
+
+
+# --- models --------------------------------------------------------------------------------------
+
+models_app = typer.Typer(help="Checkpoints made fit for an engine.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+
+
+@models_app.callback()
+def models_options() -> None:
+    """Checkpoints made fit for an engine."""
+
+
+@models_app.command(
+    "convert-eagle",
+    epilog="Examples: specbench models convert-eagle EAGLE-LLaMA3-Instruct-8B EAGLE-converted "
+    "--target Meta-Llama-3-8B-Instruct · "
+    "specbench models convert-eagle EAGLE-converted EAGLE-again --to current",
+)
+def convert_eagle(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="The head's folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    to: Annotated[
+        str, typer.Option(help="vllm-0.7 (and older), current, or eagle (the EAGLE repository).")
+    ] = "vllm-0.7",
+    target: Annotated[
+        Path | None,
+        typer.Option(help="The target's folder: what the head lacks is taken from there."),
+    ] = None,
+) -> None:
+    """An EAGLE head for vLLM before 0.7.3 (Triton up to 25.02), or back again."""
+    from specbench.models import eagle
+
+    done = eagle.convert(source, out, _one_of("--to", to, eagle.LAYOUTS), target=target)
+    for note in done.notes:
+        _say(f"note: {note}")
+    if done.written is None:
+        typer.echo(f"{source}: no conversion needed: {done.reason}")
+    else:
+        typer.echo(f"{done.written}: {done.tensors} tensors, {done.reason}")
 
 
 # --- the terminal --------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ list in it is an axis of the sweep. `load` turns a file into a frozen `Config` o
 import difflib
 import math
 import os
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -37,7 +38,10 @@ def _listed(value: Any) -> Any:  # noqa: ANN401  (what YAML holds is any value)
     return value if isinstance(value, list | tuple) else [value]
 
 
-def _no_repeats(values: Sequence[int]) -> Sequence[int]:
+N = TypeVar("N", int, float)
+
+
+def _no_repeats(values: Sequence[N]) -> Sequence[N]:
     if len(set(values)) != len(values):
         raise ValueError("a value stands twice in the list")
     return values
@@ -60,6 +64,9 @@ KAxis = Annotated[
     BeforeValidator(_listed),
     Field(min_length=1),
 ]
+
+
+OPEN_LOOP_BATCH = 8  # requests that an engine batches under a `rate`; others wait in its queue
 
 
 class Strict(BaseModel):
@@ -181,10 +188,22 @@ class Sampling(Strict):
         return {**self.model_dump(), "stop": list(self.stop) or None}
 
 
-class Engine(Strict):
-    """What serves the target: a vLLM that specbench starts, or a server already up at `url`."""
+def _words(value: Any) -> Any:  # noqa: ANN401
+    return shlex.split(value) if isinstance(value, str) else value
 
-    kind: Literal["vllm"] = "vllm"
+
+class Engine(Strict):
+    """What serves the target: a vLLM that specbench starts, or a server already up at `url`.
+
+    With `kind: triton` it is a Triton server with the vLLM backend: `server` is the command that
+    starts it, or `url` (and `grpc_url`) one that is up. Its models are loaded one by one;
+    `models` names them by arm where they are not called as `specbench triton` calls them.
+    """
+
+    kind: Literal["vllm", "triton"] = "vllm"
+    server: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
+    models: dict[str, str] = {}
+    grpc_url: str | None = None
     url: str | None = Field(default=None, pattern=r"^https?://")
     served_model: str | None = None
     api_key_env: str | None = None
@@ -220,18 +239,28 @@ class Engine(Strict):
 
     @model_validator(mode="after")
     def _one_way_to_get_a_server(self) -> "Engine":
+        if self.kind == "triton" and bool(self.server) == bool(self.url):
+            raise ValueError(
+                "kind: triton needs `server` (the command that starts tritonserver) or `url` (one "
+                "that is up), one of them"
+            )
+        if self.kind != "triton" and (self.server or self.models or self.grpc_url):
+            raise ValueError("server, models and grpc_url go with kind: triton")
         if self.url and (self.args or self.extra_args or self.env):
             raise ValueError("a server that is already up (url) takes no args, extra_args or env")
         return self
 
 
 class Load(Strict):
-    """How the prompts are sent: by our own client, or played back from a `tape` (a run folder).
+    """How the prompts are sent: by our own client, by a tool, or played back from a `tape`.
 
-    A replay starts no engine; `tape_speed` 1.0 keeps the recorded pace, none is as fast as it goes.
+    GenAI-Perf and AIPerf run in environments of their own, made on first use; `command` names one
+    that is there already. A replay (of a run folder) starts no engine; `tape_speed` 1.0 keeps the
+    recorded pace, none is as fast as it goes.
     """
 
-    client: Literal["direct", "replay"] = "direct"
+    client: Literal["direct", "genai-perf", "aiperf", "replay"] = "direct"
+    command: Path | None = None
     tape: Path | None = None
     tape_speed: Number | None = Field(default=None, gt=0)
     warmup: StrictInt = Field(default=2, ge=0, le=10_000)
@@ -243,7 +272,14 @@ class Load(Strict):
     def _tape_for_a_replay(self) -> "Load":
         if (self.client == "replay") != (self.tape is not None):
             raise ValueError("client: replay and tape: RUN-FOLDER go together")
+        if self.command is not None and not self.is_tool:
+            raise ValueError("command is the program of client: genai-perf or aiperf")
         return self
+
+    @property
+    def is_tool(self) -> bool:
+        """Whether a process of its own sends the prompts, a whole set at a time."""
+        return self.client in ("genai-perf", "aiperf")
 
 
 class PromptSetRef(Strict):
@@ -275,6 +311,20 @@ class Precision(Strict):
     max_cycles: Annotated[StrictInt, Field(ge=1, le=10_000)] = 10
 
 
+class Limits(Strict):
+    """What a request must keep to count as good: at most so many milliseconds, all that are given."""
+
+    ttft_ms: Number | None = Field(default=None, gt=0)
+    tpot_ms: Number | None = Field(default=None, gt=0)
+    latency_ms: Number | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_at_least(self) -> "Limits":
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("needs ttft_ms, tpot_ms or latency_ms")
+        return self
+
+
 def _prompt_refs(value: Any) -> Any:  # noqa: ANN401
     return [{"set": item} if isinstance(item, str) else item for item in _listed(value)]
 
@@ -290,6 +340,10 @@ class Config(Strict):
     prompts: Annotated[tuple[PromptSetRef, ...], BeforeValidator(_prompt_refs), Field(min_length=1)]
     max_tokens: Axis = (256,)
     concurrency: Axis = (1,)
+    rate: Annotated[
+        tuple[Annotated[Number, Field(gt=0, le=100_000)], ...], BeforeValidator(_listed)
+    ] = ()
+    goodput: Limits | None = None
     repeats: PositiveInt = 1
     sampling: Sampling = Sampling()
     engine: Engine = Engine()
@@ -298,11 +352,32 @@ class Config(Strict):
     precision: Annotated[Precision | None, BeforeValidator(_precision)] = None
     seed: Seed = 0
 
-    @field_validator("max_tokens", "concurrency")
+    @field_validator("max_tokens", "concurrency", "rate")
     @classmethod
-    def _each_value_once(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+    def _each_value_once(cls, values: tuple[float, ...]) -> tuple[float, ...]:
         _no_repeats(values)
         return values
+
+    @model_validator(mode="after")
+    def _closed_or_open_loop(self) -> "Config":
+        if self.rate and "concurrency" in self.model_fields_set:
+            raise ValueError(
+                "rate sends requests when they are due, however many are in flight; concurrency "
+                "sends one when another ends: write one of the two"
+            )
+        if self.rate and self.precision:
+            raise ValueError("precision needs pairs sent in turns: concurrency, not rate")
+        return self
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether one vLLM that is up already is all that there is to measure."""
+        return self.engine.url is not None and self.engine.kind == "vllm"
+
+    @property
+    def in_flight(self) -> int:
+        """The most requests that an engine is to work on at once."""
+        return OPEN_LOOP_BATCH if self.rate else max(self.concurrency)
 
     @model_validator(mode="after")
     def _precision_needs_pairs(self) -> "Config":
@@ -310,13 +385,13 @@ class Config(Strict):
             raise ValueError("precision needs pairs as they come: schedule: interleaved or auto")
         chooses = any(one.choose_k for one in self.speculation)
         for asked, name in ((self.precision, "precision"), (chooses, "k: auto")):
-            if asked and (not self.baseline or self.engine.url or not self.speculation):
+            if asked and (not self.baseline or self.is_attached or not self.speculation):
                 raise ValueError(f"{name} is about speed-ups: it needs the baseline beside an arm")
         return self
 
     @model_validator(mode="after")
     def _one_arm_behind_a_url(self) -> "Config":
-        if self.engine.url:
+        if self.is_attached:
             arms = sum(len(s.k) for s in self.speculation)
             if arms > 1:
                 raise ValueError(
@@ -538,6 +613,7 @@ def _model_at(location: Sequence[str | int]) -> type[BaseModel]:
         "speculation": Speculation,
         "prompts": PromptSetRef,
         "precision": Precision,
+        "goodput": Limits,
         "sampling": Sampling,
         "engine": Engine,
         "load": Load,

@@ -4,6 +4,7 @@ SpecbenchError
 ├── UserError          exit 2: the command line, a config, a prompt file, a run folder
 │   ├── ConfigError    a YAML file; names the file and the key
 │   ├── PromptError    a prompt file; names the file and the physical line
+│   ├── ExchangeError  another tool's results, or a run that its files can't hold
 │   └── StoreError     a run folder that is missing, taken, torn or of another format
 └── ToolError          exit 3: something that specbench started failed
     ├── EngineError    an engine that did not start, died or answered nonsense
@@ -43,7 +44,24 @@ class ConfigError(UserError):
 
 
 class PromptError(UserError):
-    """A prompt file that cannot be used; *line* is the physical line, from 1."""
+    """A prompt file that cannot be used; *line* is the physical line (or *unit*), from 1."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        line: int | None,
+        problem: str,
+        *,
+        hint: str | None = None,
+        unit: str = "line",
+    ) -> None:
+        where = f"{path}, {unit} {line}" if line is not None else str(path)
+        super().__init__(f"{where}: {problem}", hint=hint)
+        self.path, self.line = path, line
+
+
+class ExchangeError(UserError):
+    """A file of another tool that cannot be read or written; *line* is the physical line."""
 
     def __init__(
         self, path: Path | str, line: int | None, problem: str, *, hint: str | None = None

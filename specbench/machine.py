@@ -26,11 +26,18 @@ def facts() -> dict[str, Any]:
         "os": _os_name(),
         "kernel": platform.release(),
         "libc": " ".join(platform.libc_ver()).strip() or None,
+        **hardware(),
+        "packages": _versions(),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """The part of `facts` that a resumed run may find changed: another machine."""
+    return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": _gpus(),
-        "packages": _versions(),
     }
 
 
@@ -74,6 +81,14 @@ def _gpus() -> list[dict[str, str]]:
     query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
     rows = (_output(query) or "").splitlines()
     return [dict(zip(GPU_FIELDS, map(str.strip, row.split(",")), strict=False)) for row in rows]
+
+
+def gpu_processes() -> list[str]:
+    """The processes that hold GPU memory now, a line each: pid, name, memory."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-compute-apps=pid,name,used_memory", "--format=csv,noheader"]
+    return (_output(query) or "").splitlines()
 
 
 def _output(command: list[str]) -> str | None:

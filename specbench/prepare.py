@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specbench import demo, machine
+from specbench import __version__, demo, machine
 from specbench.config import Config, PromptSetRef
 from specbench.engines.installation import (
     Installation,
@@ -19,6 +19,8 @@ from specbench.engines.installation import (
 from specbench.engines.launch import Launch, plan_launch
 from specbench.engines.memory import Room, engines_that_fit
 from specbench.errors import ConfigError, PromptError, StoreError
+from specbench.load import perf_analyzer, tools
+from specbench.load.tools import Installed
 from specbench.prompts.sets import PromptSet, load_prompt_set, prompt_set_sha256
 from specbench.records import Prompt
 from specbench.store import RunStore
@@ -39,7 +41,8 @@ class Models:
 class Prepared:
     """A config with everything that it names looked up.
 
-    `room` says in words how many engines fit together. `seed_of` (arm, start,
+    `room` says in words how many engines fit together; `tool` is the load generator of its own that
+    the config names. `seed_of` (arm, start,
     prompt) is the sampling seed of each request, where it is not the config's.
     """
 
@@ -50,6 +53,7 @@ class Prepared:
     installation: Installation | None
     models: Models | None = None
     room: str | None = None
+    tool: Installed | None = None
     seed_of: Callable[[str, int, Prompt], int] | None = None
 
     @property
@@ -95,10 +99,13 @@ def prepare(
     prompt_sets = dict(
         earlier.prompt_sets if earlier else _load_prompts(config, config_path, prompt_folders)
     )
+    tool = _tool(config, say, dry=dry)
     if config.engine.url or config.load.client == "replay":
-        the_plan = plan(config, list(prompt_sets), chosen=chosen)
-        return Prepared(config, the_plan, prompt_sets, {}, None)
-    if dry:
+        in_triton = config.engine.kind == "triton"
+        the_plan = plan(config, list(prompt_sets), together=1 if in_triton else None, chosen=chosen)
+        target = demo.resolve(config.model, say=say, build=not dry) if in_triton else config.model
+        return Prepared(config, the_plan, prompt_sets, {}, None, Models(target, {}), tool=tool)
+    if dry or config.engine.kind == "triton":  # whose vLLM is in its own environment
         installation = find_installation(config.engine.python) or absent_installation()
     else:
         installation = require_installation(config.engine)
@@ -113,8 +120,25 @@ def prepare(
     if together is None:
         together = _together(config, config_path, room)
     the_plan = plan(config, list(prompt_sets), together=together, chosen=chosen)
-    prepared = Prepared(config, the_plan, prompt_sets, {}, installation, models, room.reason)
+    prepared = Prepared(config, the_plan, prompt_sets, {}, installation, models, room.reason, tool)
     return replace(prepared, launches=_launches(prepared, the_plan.together))
+
+
+def _tool(config: Config, say: Callable[[str], None], *, dry: bool) -> Installed | None:
+    """The load generator that the config names, made if need be: before any engine is started.
+
+    Raises:
+        LoadError: it cannot run here, with the ways out.
+    """
+    if not config.load.is_tool:
+        return None
+    tool = tools.TOOLS[config.load.client]
+    if dry:
+        return tools.find(tool, config.load.command)
+    found = tools.require(tool, config.load.command, say=say)
+    if tool.name == "genai-perf" and found.folder is not None:
+        perf_analyzer.require(say=say)
+    return found
 
 
 def _together(config: Config, config_path: Path | str, room: Room) -> int:
@@ -123,7 +147,8 @@ def _together(config: Config, config_path: Path | str, room: Room) -> int:
     Raises:
         ConfigError: `schedule: interleaved`, and a pair does not fit.
     """
-    if config.schedule == "blocks":
+    in_triton = config.engine.kind == "triton"  # one model after the other, unless asked for
+    if config.schedule == "blocks" or (in_triton and config.schedule != "interleaved"):
         return 1
     if room.engines is not None and room.engines >= PAIR:
         return room.engines
@@ -242,15 +267,24 @@ def document(prepared: Prepared, *, config_path: Path | str, command: list[str])
         },
         "machine": machine.facts(),
         "vllm": prepared.installation.version if prepared.installation else None,
+        "load": _load_facts(prepared),
     }
+
+
+def _load_facts(prepared: Prepared) -> dict[str, Any]:
+    """Who sends the prompts."""
+    client = prepared.config.load.client
+    return {"client": client, "version": prepared.tool.version if prepared.tool else __version__}
 
 
 def stored(store: RunStore) -> tuple[Config, Earlier]:
     """The config of a run folder and what was settled there, to go on with it.
 
     Raises:
-        StoreError: the kept prompts are not those that the run started with.
+        StoreError: the kept prompts are not those that the run started with, or there never was one.
     """
+    if store.document.get("imported"):
+        raise StoreError(f"{store.path} was imported: specbench did not run it, nor can it go on.")
     config = Config.model_validate(store.document["config"])
     sets = {}
     for name, kept in store.document["prompt_sets"].items():

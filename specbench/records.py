@@ -39,7 +39,7 @@ class SpecRequest(Fact):
     """
 
     drafts: int
-    draft_tokens: int
+    draft_tokens: int | None = None  # not known of some imported requests
     accepted: int
     accepted_histogram: tuple[int, ...] | None = None
     per_step_accepted: tuple[int, ...] | None = None
@@ -51,8 +51,9 @@ class RequestRecord(Fact):
 
     A failed request keeps what it received before the error. `chunk_ns` are the arrival times of
     the chunks that carried output (a chunk holds several tokens under speculation);
-    `chunk_tokens` their token counts where the server returned token ids; `prompt_head` the first
-    token ids of the rendered prompt. `start` is the EngineFacts.start that answered, `cycle` the
+    `chunk_tokens` their token counts where the server returned token ids; `chunk_chars` how many
+    characters of `text` each brought; `prompt_head` the first token ids of the rendered prompt.
+    `due_ns` is when the request should have been sent, where a rate set that. `start` is the EngineFacts.start that answered, `cycle` the
     pass over the prompt set (from 0; later passes come from `precision`). `sampling` is what the
     request's body said of sampling, as it was sent.
     """
@@ -62,10 +63,12 @@ class RequestRecord(Fact):
     category: str | None = None
     start: int = 0
     cycle: int = 0
+    due_ns: int | None = None
     sent_ns: int
     end_ns: int
     chunk_ns: tuple[int, ...] = ()
     chunk_tokens: tuple[int, ...] | None = None
+    chunk_chars: tuple[int, ...] | None = None
     prompt_tokens: int | None = None
     prompt_head: tuple[int, ...] | None = None
     output_tokens: int | None = None
@@ -154,12 +157,49 @@ class CounterSpan(Fact):
     problem: str | None = None
 
 
+class ToolReport(Fact):
+    """One run of a load generator that is a tool of its own, and what it says itself.
+
+    `keys` are those of the requests that it measured, `folder` where its files are in the case's.
+    `figures` are means over requests by our names, as the tool defines them: latency_ms, ttft_ms,
+    tpot_ms, output_tokens (a request), tokens_per_s, requests, acceptance_length.
+    """
+
+    tool: str
+    version: str
+    argv: tuple[str, ...]
+    folder: str
+    start: int
+    keys: tuple[str, ...]
+    wall_s: float
+    figures: dict[str, float] = {}
+
+
+class Imported(Fact):
+    """What another tool's file says of a case that specbench did not measure itself.
+
+    `figures` are by our names, as that tool defines them: those of ToolReport.figures and failed,
+    output_tokens_total, acceptance_rate, step_ms, p_1, p_2, …; `spent` its counts of drafts, where
+    it gives counts. `lacks` are figures that must not be made from the requests, because the file
+    does not hold what they hang on. `notes` say how its numbers were read.
+    """
+
+    tool: str
+    version: str | None = None
+    file: str
+    sha256: str
+    figures: dict[str, float] = {}
+    spent: EngineCounters | None = None
+    lacks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class EngineFacts(Fact):
     """One start of one engine: enough to know what was measured and to start it again.
 
     When it was ready: `kv_cache_tokens` had room in its KV cache, `memory_bytes` of the host's
     memory were its processes' own, `weights_bytes` is what it says that loading took on its device
-    (target and draft). None where it does not say.
+    (target and draft). None where it does not say. `machine` is its hardware (machine.hardware()).
     """
 
     arm: str
@@ -176,5 +216,6 @@ class EngineFacts(Fact):
     memory_bytes: int | None = None
     weights_bytes: int | None = None
     log: str | None = None
+    machine: dict[str, JsonValue] = {}
     started_at: str
     notes: tuple[str, ...] = ()

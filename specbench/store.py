@@ -5,6 +5,8 @@
                 engines/ARM.S/         engine.log and engine.json of start S of an arm
                 cases/ID/requests.jsonl   a RequestRecord a line, synced one by one
                 cases/ID/counters.jsonl   a CounterSpan a line
+                cases/ID/tools.jsonl   a ToolReport a line, and the tool's own files beside it
+                cases/ID/imported.json  an Imported: where a case that was not measured here is from
                 cases/ID/done.json     written last: the case's status
                 done.json              written last of all: the run's status
 
@@ -26,7 +28,15 @@ from typing import Any, Self, TypeVar
 from pydantic import ValidationError
 
 from specbench.errors import StoreError
-from specbench.records import CounterSpan, EngineFacts, Fact, Prompt, RequestRecord
+from specbench.records import (
+    CounterSpan,
+    EngineFacts,
+    Fact,
+    Imported,
+    Prompt,
+    RequestRecord,
+    ToolReport,
+)
 
 FORMAT = 1  # bump when a reader of old files would misread new ones
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,120}$")
@@ -137,6 +147,14 @@ class RunStore:
         """Add what the engine counted around some requests."""
         _append(self._case(case_id) / "counters.jsonl", span)
 
+    def append_tool(self, case_id: str, report: ToolReport) -> None:
+        """Add what a load generator of its own says of one run."""
+        _append(self._case(case_id) / "tools.jsonl", report)
+
+    def case_folder(self, case_id: str) -> Path:
+        """Where a load generator may leave its files."""
+        return self._case(case_id)
+
     def finish_case(self, case_id: str, status: str, problem: str | None = None) -> None:
         """Write the case's status: "ok", "failed" or "partial", with the reason in words."""
         document = {"status": status, "problem": problem, "at": _now()}
@@ -146,7 +164,7 @@ class RunStore:
         """Make an unfinished or failed case ready to be added to."""
         folder = self._case(case_id)
         (folder / "done.json").unlink(missing_ok=True)
-        for name in ("requests.jsonl", "counters.jsonl"):
+        for name in ("requests.jsonl", "counters.jsonl", "tools.jsonl"):
             _cut_torn_line(folder / name)
 
     def finish(self, status: str) -> None:
@@ -167,6 +185,19 @@ class RunStore:
     def counters(self, case_id: str) -> list[CounterSpan]:
         """What the engine counted around the case's requests."""
         return list(_read(self.path / "cases" / case_id / "counters.jsonl", CounterSpan))
+
+    def tools(self, case_id: str) -> list[ToolReport]:
+        """What load generators of their own said around the case's requests."""
+        return list(_read(self.path / "cases" / case_id / "tools.jsonl", ToolReport))
+
+    def imported(self, case_id: str) -> Imported | None:
+        """Where the case's numbers are from; None where specbench measured them."""
+        document = _read_document(self.path / "cases" / case_id / "imported.json")
+        try:
+            return None if document is None else Imported.model_validate(document)
+        except ValidationError as error:
+            where = self.path / "cases" / case_id / "imported.json"
+            raise StoreError(f"{where} can't be read: {_first_line(error)}.") from None
 
     def case_status(self, case_id: str) -> dict[str, Any] | None:
         """The case's done.json; None while it is unfinished."""

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -31,7 +32,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the sweep. `group` numbers the arms that are up together with a baseline."""
+    """One cell of the sweep. `group` numbers the arms that are up together with a baseline.
+
+    With a `rate` (requests/s, Poisson arrivals) `concurrency` is what the engine takes at once.
+    """
 
     id: str
     arm: str
@@ -40,11 +44,19 @@ class Case:
     concurrency: int
     repeat: int
     group: int = 0
+    rate: float | None = None
 
     @property
-    def conditions(self) -> tuple[str, int, int, int, int]:
+    def conditions(self) -> tuple[str, int, int, int, int, float | None]:
         """What a case shares with the baseline's case that it is paired with."""
-        return (self.prompt_set, self.max_tokens, self.concurrency, self.repeat, self.group)
+        return (
+            self.prompt_set,
+            self.max_tokens,
+            self.concurrency,
+            self.repeat,
+            self.group,
+            self.rate,
+        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
         UserError: two entries of `speculation` have the same label.
     """
     arms: dict[str, Arm] = {}
-    if config.baseline and not config.engine.url:
+    if config.baseline and not config.is_attached:
         arms[VANILLA] = Arm(VANILLA, VANILLA, 0)
     labels: set[str] = set()
     for speculation in config.speculation:
@@ -106,6 +118,20 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
     if not arms:
         arms[VANILLA] = Arm(VANILLA, VANILLA, 0)
     return tuple(arms.values())
+
+
+def served_names(arms: Sequence[Arm]) -> dict[str, str]:
+    """What each arm's model is called in a Triton repository: base_model, eagle_model, …
+
+    A method with several k has them in the name: eagle_model_k3.
+    """
+    several = Counter(arm.label for arm in arms)
+    names = {}
+    for arm in arms:
+        stem = "base" if arm.id == VANILLA else arm.label.removesuffix("_model")
+        name = f"{_slug(stem)}_model"
+        names[arm.id] = name if several[arm.label] == 1 else f"{name}_k{arm.k}"
+    return names
 
 
 def _arm(speculation: Speculation, k: int) -> Arm:
@@ -203,7 +229,9 @@ def _chosen_arms(
 def _stage(
     config: Config, set_names: Sequence[str], arms: tuple[Arm, ...], repeat: int, group: int
 ) -> Stage:
-    conditions = product(set_names, config.max_tokens, config.concurrency)
+    closed = [(concurrency, None) for concurrency in config.concurrency]
+    loads = [(config.in_flight, rate) for rate in config.rate] or closed
+    conditions = product(set_names, config.max_tokens, loads)
     rounds = (
         tuple(_case(arm, *condition, repeat, group) for arm in arms) for condition in conditions
     )
@@ -211,17 +239,25 @@ def _stage(
 
 
 def _case(
-    arm: Arm, prompt_set: str, max_tokens: int, concurrency: int, repeat: int, group: int
+    arm: Arm,
+    prompt_set: str,
+    max_tokens: int,
+    load: tuple[int, float | None],
+    repeat: int,
+    group: int,
 ) -> Case:
+    concurrency, rate = load
+    at = f"c{concurrency}" if rate is None else f"q{rate:g}"
     number = f".g{group}" if group else ""
     return Case(
-        id=f"{arm.id}.{_slug(prompt_set)}.t{max_tokens}.c{concurrency}.r{repeat}{number}",
+        id=f"{arm.id}.{_slug(prompt_set)}.t{max_tokens}.{at}.r{repeat}{number}",
         arm=arm.id,
         prompt_set=prompt_set,
         max_tokens=max_tokens,
         concurrency=concurrency,
         repeat=repeat,
         group=group,
+        rate=rate,
     )
 
 

@@ -119,6 +119,8 @@ def installed(package: Path) -> VllmNames:
     speculation_file = package / "config" / "speculative.py"
     if not speculation_file.is_file():
         speculation_file = package / "config" / "__init__.py"
+    if not speculation_file.is_file():  # before 0.10
+        speculation_file = package / "config.py"
     literals = dict(_literals(speculation_file))
     keys = {
         field
@@ -132,6 +134,13 @@ def installed(package: Path) -> VllmNames:
         speculation_keys=frozenset(keys),
         methods=frozenset(_expand("SpeculativeMethod", literals)),
     )
+
+
+def engine_fields(package: Path) -> frozenset[str]:
+    """What `AsyncEngineArgs` of the vLLM in *package* takes: without the API server's arguments."""
+    classes = _classes(package / "engine" / "arg_utils.py")
+    wanted = (cls for cls in classes if cls.name in ("EngineArgs", "AsyncEngineArgs"))
+    return frozenset(field for cls in wanted for field in _fields(cls))
 
 
 def _cli_arg_files(package: Path) -> list[Path]:

@@ -1,12 +1,17 @@
-"""What several test files build: one request as it was measured."""
+"""What several test files build: a request as it was measured, and a run folder."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import itertools
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specbench.records import RequestRecord
+from specbench.records import EngineFacts, Prompt, RequestRecord, SpecRequest
+from specbench.store import RunStore
 
 
 @pytest.fixture
@@ -28,9 +33,146 @@ def record() -> Callable[..., RequestRecord]:
             "chunk_ns": tuple(round(ms * 1e6) for ms in chunks),
             "output_tokens": len(chunks) if tokens is None else tokens,
             "token_source": "usage",
-            "finish_reason": "length",
+            "finish_reason": "stop",
             "prompt_sha256": hashlib.sha256(prompt.encode()).hexdigest(),
         }
         return RequestRecord.model_validate(facts | more)
 
     return build
+
+
+MADE_CONFIG: dict[str, Any] = {
+    "model": "m",
+    "speculation": [{"method": "eagle", "model": "head", "k": [1, 3]}],
+    "prompts": [{"set": "he"}],
+    "max_tokens": [24],
+    "schedule": "interleaved",
+    "sampling": {"temperature": 0.0, "ignore_eos": False},
+}
+
+
+@pytest.fixture
+def made_run(tmp_path: Path) -> Callable[..., RunStore]:
+    """A finished run folder of made-up requests: vanilla, and a label at each of its k."""
+
+    def build(
+        prompts: Sequence[Prompt],
+        *,
+        say: Callable[[str, Prompt, int], str],
+        arms: Mapping[str, Sequence[int]] = {"eagle": (1, 3)},
+        concurrency: Sequence[int] = (1,),
+        max_tokens: int = 24,
+        **more: Any,  # noqa: ANN401  (what run.json is to say otherwise)
+    ) -> RunStore:
+        methods: dict[str, dict[str, Any]] = {
+            "vanilla": {"method": "vanilla", "k": 0, "label": "vanilla"}
+        }
+        for label, ks in arms.items():
+            methods |= {f"{label}-k{k}": {"method": label, "k": k, "label": label} for k in ks}
+        cases: list[dict[str, Any]] = [
+            {
+                "id": f"{arm}.c{at}",
+                "arm": arm,
+                "prompt_set": "he",
+                "max_tokens": max_tokens,
+                "concurrency": at,
+                "repeat": 0,
+                "group": 0,
+            }
+            for at in concurrency
+            for arm in methods
+        ]
+        about = {"sha256": "0" * 64, "prompts": len(prompts), "available": 164, "source": "made up"}
+        document: dict[str, Any] = {
+            "command": ["specbench", "run", "--config", "made.yaml"],
+            "config_path": "made.yaml",
+            "config": MADE_CONFIG,
+            "schedule": "interleaved",
+            "arms": list(methods),
+            "methods": methods,
+            "cases": cases,
+            "room": None,
+            "prompt_sets": {"he": about},
+            "machine": {"gpus": [], "cpu": "Some CPU", "cores": 2, "packages": {"torch": "2"}},
+            "vllm": "0.32.0",
+        }
+        store = RunStore.create(tmp_path, "made", document | more)
+        store.save_prompts("he", prompts)
+        for arm, method in methods.items():
+            store.save_engine(_engine(arm))
+            for case in (one for one in cases if one["arm"] == arm):
+                records = [
+                    _spoken(prompt, turn, say(arm, prompt, turn), method["k"], case)
+                    for prompt in prompts
+                    for turn in range(len(prompt.turns))
+                ]
+                store.finish_case(case["id"], "ok")
+                lines = "".join(f"{one.model_dump_json(exclude_none=True)}\n" for one in records)
+                path = store.path / "cases" / case["id"] / "requests.jsonl"
+                path.write_text(lines, encoding="utf-8")
+        store.finish("ok")
+        return store
+
+    return build
+
+
+def _engine(arm: str) -> EngineFacts:
+    return EngineFacts(
+        arm=arm,
+        start=0,
+        kind="vllm",
+        version="0.32.0",
+        url="http://127.0.0.1:1",
+        served_model="m",
+        argv=("vllm", "serve", "m", "--api-key", "hush"),
+        env={"HF_TOKEN": "hush", "OMP_NUM_THREADS": "1"},
+        startup_s=20,
+        started_at="2026-01-01T00:00:00+00:00",
+    )
+
+
+def _spoken(prompt: Prompt, turn: int, text: str, k: int, case: Mapping[str, Any]) -> RequestRecord:
+    """One answer, a word a token; drafts are accepted at random, the same in every call."""
+    rng = random.Random(f"{prompt.id}{turn}{k}{case['concurrency']}")
+    tokens = re.findall(r"\s?\S+|\s", text) or [""]
+    counts = [1]
+    accepted = []
+    while sum(counts) < len(tokens):
+        accepted.append(sum(itertools.takewhile(bool, (rng.random() < 0.6 for _ in range(k)))))
+        counts.append(min(1 + accepted[-1], len(tokens) - sum(counts)))
+    pace_ms = 10 * (1 + 0.1 * k) * case["concurrency"] ** (0.3 + 0.3 * bool(k))
+    at, times = 50e6 * (1 + 0.05 * k) * rng.uniform(0.9, 1.1), []
+    for _ in counts:
+        times.append(round(at))
+        at += pace_ms * 1e6 * rng.uniform(0.95, 1.05)
+    words = itertools.accumulate(counts)
+    ends = list(itertools.accumulate(map(len, tokens)))
+    chars = [ends[word - 1] for word in words]
+    spec = SpecRequest(
+        drafts=len(accepted),
+        draft_tokens=k * len(accepted),
+        accepted=sum(accepted),
+        accepted_histogram=tuple(accepted.count(n) for n in range(k + 1)),
+        per_step_accepted=tuple(accepted),
+        per_step_drafted=(k,) * len(accepted),
+    )
+    return RequestRecord(
+        prompt_id=prompt.id,
+        turn=turn,
+        category=prompt.category,
+        sent_ns=0,
+        end_ns=times[-1],
+        chunk_ns=tuple(times),
+        chunk_tokens=tuple(counts),
+        chunk_chars=tuple(b - a for a, b in itertools.pairwise([0, *chars])),
+        prompt_tokens=10 + len(prompt.turns[turn]) // 4,
+        prompt_head=(1, 2, 3),
+        output_tokens=len(tokens),
+        token_source="usage",
+        finish_reason="length",
+        token_ids=tuple(int(hashlib.sha256(one.encode()).hexdigest()[:6], 16) for one in tokens),
+        text=text,
+        prompt_sha256=hashlib.sha256(prompt.turns[turn].encode()).hexdigest(),
+        sampling={"temperature": 0.0, "max_tokens": 24, "ignore_eos": False},
+        spec=spec if k else None,
+    )

@@ -594,3 +594,31 @@ def test_an_installed_wheel_looks_in_its_own_folder_only(
         folder.mkdir(parents=True)
     monkeypatch.setattr("specbench.config.resources.files", lambda _: package)
     assert config.shipped_folders() == [package / "shipped_configs"]
+
+
+def test_a_rate_and_a_concurrency_are_two_ways_to_send(path: Path) -> None:
+    assert load(path, BASE + "rate: 2\n").rate == (2,)
+    assert "write one of the two" in refusal(path, BASE + "rate: [1, 2]\nconcurrency: 4\n")
+    assert "greater than 0" in refusal(path, BASE + "rate: 0\n")
+    assert "precision needs pairs" in refusal(
+        path, BASE + "speculation: {method: ngram, k: 2}\nrate: 1\nprecision: 0.1\n"
+    )
+
+
+def test_an_engine_takes_as_many_as_are_sent_at_once(path: Path) -> None:
+    assert load(path, BASE + "concurrency: [1, 4]\n").in_flight == 4
+    assert load(path, BASE + "rate: 2\n").in_flight == config.OPEN_LOOP_BATCH
+
+
+def test_goodput_needs_a_limit(path: Path) -> None:
+    limits = load(path, BASE + "goodput: {ttft_ms: 200}\n").goodput
+    assert limits is not None
+    assert limits.model_dump(exclude_none=True) == {"ttft_ms": 200}
+    assert "needs ttft_ms, tpot_ms or latency_ms" in refusal(path, BASE + "goodput: {}\n")
+    assert "did you mean 'ttft_ms'" in refusal(path, BASE + "goodput: {ttft: 200}\n")
+
+
+def test_a_tools_program_goes_with_a_tool(path: Path) -> None:
+    told = BASE + "load: {client: aiperf, command: /opt/aiperf}\n"
+    assert load(path, told).load.is_tool
+    assert "command is the program of" in refusal(path, BASE + "load: {command: /opt/aiperf}\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specbench.analysis.calibration import Calibration, ClientError
 from specbench.analysis.hygiene import CaseFacts, Flag, PairFacts
 from specbench.analysis.hygiene.checks import CHECKS, PAIR_CHECKS, flags, pair_flags
 from specbench.analysis.hygiene.setup import arguments, engine_differences, machine_differences
@@ -867,3 +868,64 @@ def test_streams_that_were_read_late_are_counted(record: Build) -> None:
     assert said is not None
     assert said.startswith("the first token of 2 of 32 answers came together with later ones")
     assert finding("stalled", vanilla(fine)) is None
+
+
+def test_answers_that_the_server_cuts_at_a_limit_of_its_own(record: Build) -> None:
+    """Triton's vLLM backend cuts at 16 tokens what comes without sampling_parameters."""
+    cut = [record("a", tokens=16, finish_reason="length"), record("b", tokens=9)]
+    found = vanilla(cut, max_tokens=64)
+    assert "cut at 16 tokens, not at max_tokens = 64" in (finding("cut-short", found) or "")
+    whole = [record("a", tokens=64, finish_reason="length"), record("b", tokens=9)]
+    assert finding("cut-short", vanilla(whole, max_tokens=64)) is None
+    assert finding("cut-short", vanilla(cut, max_tokens=16)) is None
+    guessed = [record("a", tokens=16, finish_reason="length", token_source="chunks")]
+    assert finding("cut-short", vanilla(guessed, max_tokens=64)) is None
+
+
+def test_acceptance_from_chunks_is_of_single_steps(record: Build) -> None:
+    """Triton counts no drafts: a chunk is taken for a step, and one of several steps is found."""
+    single = [record("a", chunks=(1, 2, 3, 4), chunk_tokens=(1, 4, 1, 2), tokens=8)]
+    metrics = summarise(single, speculative=True)
+    assert metrics.acceptance is not None
+    assert metrics.acceptance.source == "chunks"
+    assert metrics.acceptance.length == pytest.approx(7 / 3)
+    assert metrics.acceptance.per_position == (2, 1, 1)
+    assert metrics.acceptance.rate is None
+    assert metrics.acceptance.length_per_draft is None
+    found = replace(facts(single, k=3), metrics=metrics)
+    assert finding("merged-chunks", found) is None
+    assert "1 of 3 chunks hold more than k + 1 = 3" in (
+        finding("merged-chunks", replace(facts(single, k=2), metrics=metrics)) or ""
+    )
+    assert summarise(single).acceptance is None  # of an arm that does not speculate
+    unknown = [record("a", chunks=(1, 2, 3), tokens=8)]
+    assert summarise(unknown, speculative=True).acceptance is None
+
+
+def test_times_as_short_as_the_clients_own_error(record: Build) -> None:
+    fast = [record(p, chunks=(10, 11, 12, 13)) for p in "abcd"]
+    slow = [record(p, chunks=(10, 60, 110, 160)) for p in "abcd"]
+    error = ClientError(
+        concurrency=1,
+        gap_ms=1,
+        requests=4,
+        chunks=100,
+        served_gap_ms=1,
+        ttft_ms=0.1,
+        ttft_median_ms=0.1,
+        ttft_p95_ms=0.2,
+        tpot_ms=0.05,
+        tpot_share=0.05,
+        latency_ms=0.2,
+        delay_ms=0.05,
+        delay_p95_ms=0.1,
+        merged_share=0,
+        held_up=0,
+        cpu_us_per_chunk=50,
+    )
+    known = Calibration(errors=(error,), wall_s=1)
+    assert "+5.0% of the time per token" in (
+        finding("client", replace(vanilla(fast), calibration=known)) or ""
+    )
+    assert finding("client", replace(vanilla(slow), calibration=known)) is None
+    assert finding("client", vanilla(fast)) is None

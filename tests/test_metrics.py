@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from specbench.analysis import metrics
-from specbench.analysis.metrics import Acceptance, summarise
+from specbench.analysis.metrics import Acceptance, goodput, summarise
 from specbench.records import CounterSpan, EngineCounters, RequestRecord, SpecRequest
 
 Build = Callable[..., RequestRecord]
@@ -301,3 +301,21 @@ def test_steps_are_not_known_where_the_first_chunk_holds_later_ones(record: Buil
     assert metrics.tpot_ms(merged) == pytest.approx(222 / 12)
     whole = record(chunks=[100, 1702], tokens=24, chunk_tokens=(1, 23), spec=steps)
     assert metrics.tokens_per_step(whole) == pytest.approx(23 / 13)
+
+
+def test_goodput_counts_requests_within_every_limit(record: Build) -> None:
+    records = [
+        record("a", sent=0, chunks=(100, 200)),  # TTFT 100, TPOT 100, latency 200
+        record("b", sent=1000, chunks=(1300, 1350)),  # TTFT 300
+        record("c", sent=2000, chunks=(2050, 2450)),  # TPOT 400
+        record("d", sent=3000, chunks=(3050,), tokens=1),  # no TPOT to break a limit with
+        record("e", sent=4000, chunks=(), error="lost"),
+    ]
+    limits = {"ttft_ms": 150, "tpot_ms": 150}
+    closed = goodput(records, limits, open_loop=False)
+    assert (closed.good, closed.requests) == (2, 5)
+    assert closed.per_s == pytest.approx(2 / 1.05)  # 200 + 350 + 450 + 50 ms in flight
+    waiting = goodput(records, limits, open_loop=True)
+    assert waiting.per_s == pytest.approx(2 / 3.05)  # from the first sent to the last answer
+    assert goodput(records, {"latency_ms": 60}, open_loop=False).good == 1
+    assert goodput([], limits, open_loop=True).per_s is None

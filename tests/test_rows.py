@@ -8,7 +8,15 @@ import pytest
 
 from specbench.analysis.cases import MeasuredCase
 from specbench.analysis.rows import Row, rows
-from specbench.records import CounterSpan, EngineCounters, EngineFacts, Prompt, RequestRecord
+from specbench.records import (
+    CounterSpan,
+    EngineCounters,
+    EngineFacts,
+    Prompt,
+    RequestRecord,
+    ToolReport,
+)
+from specbench.render.words import beside_lines
 
 Build = Callable[..., RequestRecord]
 
@@ -258,3 +266,42 @@ def test_a_single_category_is_the_whole(timed: Build, category: str | None) -> N
 def test_a_run_in_which_everything_failed_has_rows_by_category_too() -> None:
     (row,) = table(case("vanilla", [], expected=80, problem="it died"), by="category")
     assert (row.part, row.problem) == (None, "it died")
+
+
+def test_a_rate_makes_a_condition_of_its_own(record: Build) -> None:
+    closed = case("vanilla", [record()])
+    found = table(
+        closed, replace(closed, rate=2.0), replace(case("e-k2", [record()], k=2), rate=2.0)
+    )
+    assert [(row.arm, row.condition.load) for row in found] == [
+        ("vanilla", "concurrency 1"),
+        ("vanilla", "2 req/s"),
+        ("e-k2", "2 req/s"),
+    ]
+    assert found[2].speedup is not None
+
+
+def test_goodput_is_there_when_limits_are(record: Build) -> None:
+    plain = case("vanilla", [record("a", chunks=(100, 200)), record("b", chunks=(900, 950))])
+    assert table(plain)[0].goodput is None
+    found = table(replace(plain, limits={"ttft_ms": 500.0}))[0].goodput
+    assert found is not None
+    assert (found.good, found.requests) == (1, 2)
+
+
+def test_a_tools_own_figures_stand_beside_the_row(record: Build) -> None:
+    said = ToolReport(
+        tool="aiperf",
+        version="0.13.0",
+        argv=(),
+        folder="aiperf.0",
+        start=0,
+        keys=("a#0@0",),
+        wall_s=1,
+        figures={"ttft_ms": 110},
+    )
+    row = table(replace(case("vanilla", [record(chunks=(100, 200))]), tools=[said]))[0]
+    assert [(one.figure, one.theirs, one.ours) for one in row.beside] == [("ttft_ms", 110, 100)]
+    assert beside_lines([row]) == [
+        "vanilla on he: aiperf itself says TTFT 110 against 100 here (+10.0%)"
+    ]

@@ -195,3 +195,12 @@ def test_a_unit_is_done_with_before_the_next_and_no_arm_is_always_first() -> Non
     assert [unit for unit, _ in sent] == [[i] for i in range(20)]
     assert {cases[0].arm for _, cases in sent} == {"vanilla", "ngram-k1", "ngram-k3"}
     assert sent == list(turns(round_, [[i] for i in range(20)], "0"))
+
+
+def test_rates_are_an_axis_of_their_own() -> None:
+    made = plan(config(ngram(2), rate=[0.5, 2], max_tokens=[8, 16]), ["he"])
+    loads = {(case.rate, case.concurrency) for case in made.cases}
+    assert {rate for rate, _ in loads} == {0.5, 2}
+    assert len(made.cases) == 2 * 2 * 2
+    assert "vanilla.he.t8.q0.5.r0" in {case.id for case in made.cases}
+    assert len({case.conditions for case in made.cases}) == 4  # what a ratio is within

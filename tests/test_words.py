@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from specbench.analysis.cases import Condition
 from specbench.analysis.cost import BestK, CostModel, Line, Predicted
 from specbench.analysis.curves import Curve
 from specbench.analysis.hygiene import Flag
@@ -98,7 +99,7 @@ def test_the_precision_asked_for_stands_beside_the_one_reached() -> None:
 CURVE = Curve(
     label="eagle",
     method="eagle",
-    condition=("humaneval", 48, 1),
+    condition=Condition("humaneval", 48, 1),
     model=CostModel(20.0, {1: 24.0, 3: 28.0}, {1: 1.5, 3: 2.0}, Line(22.0, 2.0, None), 6, 6),
     best=BestK(3, 1.43, 0.92, 6),
     predicted={2: Predicted(1.8, 26.0, 1.38)},

@@ -11,7 +11,7 @@ Definitions (docs/measurement.md has the sources):
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench.records import CounterSpan, EngineCounters, RequestRecord, SpecRequest
@@ -81,7 +81,10 @@ def tokens_per_step(record: RequestRecord) -> float | None:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Speculation in some requests. `source` is "requests" (per-request metrics) or "counters"."""
+    """Speculation in some requests. `source` is "requests" (per-request metrics), "counters", or
+    "chunks": a streamed chunk is taken for a step, so which steps had a draft is not known, and
+    `drafts` counts all of them.
+    """
 
     source: str
     drafts: int
@@ -103,12 +106,13 @@ class Acceptance:
     @property
     def length_per_draft(self) -> float | None:
         """vLLM's own figure: 1 + accepted / drafts. Leaves out steps without a draft."""
-        return 1 + self.accepted / self.drafts if self.drafts else None
+        known = self.drafts and self.source != "chunks"
+        return 1 + self.accepted / self.drafts if known else None
 
     @property
     def coverage(self) -> float | None:
         """Share of target steps that had a draft; below 1 for methods that look drafts up."""
-        return self.drafts / self.steps if self.steps else None
+        return self.drafts / self.steps if self.steps and self.source != "chunks" else None
 
     @property
     def rate(self) -> float | None:
@@ -131,7 +135,7 @@ def acceptance_of_requests(records: Sequence[RequestRecord]) -> Acceptance | Non
     return Acceptance(
         source="requests",
         drafts=sum(spec.drafts for _, spec in pairs),
-        draft_tokens=sum(spec.draft_tokens for _, spec in pairs),
+        draft_tokens=sum(spec.draft_tokens or 0 for _, spec in pairs),
         accepted=sum(spec.accepted for _, spec in pairs),
         undrafted_steps=sum(
             undrafted_steps(record.output_tokens or 0, 1, spec.drafts, spec.accepted)
@@ -185,6 +189,28 @@ def acceptance_of_counters(
     )
 
 
+def acceptance_of_chunks(records: Sequence[RequestRecord]) -> Acceptance | None:
+    """Acceptance from tokens per streamed chunk, each taken for a step; None where they are unknown.
+
+    For servers that count no drafts (Triton). A chunk that holds several steps makes it too high:
+    hygiene looks for those. The first chunk is the prefill's.
+    """
+    chunks = [record.chunk_tokens for record in records]
+    if not chunks or not all(chunks):
+        return None
+    later = [tokens for of_request in chunks for tokens in (of_request or ())[1:] if tokens > 0]
+    depth = max(later, default=1) - 1
+    positions = tuple(sum(tokens > place for tokens in later) for place in range(1, depth + 1))
+    return Acceptance(
+        source="chunks",
+        drafts=len(later),
+        draft_tokens=0,
+        accepted=sum(later) - len(later),
+        undrafted_steps=0,
+        per_position=positions or None,
+    )
+
+
 @dataclass(frozen=True)
 class CaseMetrics:
     """The numbers of one case, or of a part of it. None where there is nothing to say."""
@@ -201,8 +227,16 @@ class CaseMetrics:
     counted: Acceptance | None
 
 
-def summarise(records: Iterable[RequestRecord], spans: Sequence[CounterSpan] = ()) -> CaseMetrics:
-    """The numbers of *records*; *spans* are the counters around all of them."""
+def summarise(
+    records: Iterable[RequestRecord],
+    spans: Sequence[CounterSpan] = (),
+    *,
+    speculative: bool = False,
+) -> CaseMetrics:
+    """The numbers of *records*; *spans* are the counters around all of them.
+
+    Of a *speculative* arm that nobody counts, acceptance is read off the streamed chunks.
+    """
     everything = list(records)
     good = [r for r in everything if r.ok]
     of_requests = acceptance_of_requests(good)
@@ -219,9 +253,42 @@ def summarise(records: Iterable[RequestRecord], spans: Sequence[CounterSpan] = (
         ttft_ms=_mean([ttft_ms(r) for r in good]),
         tpot_ms=_mean(tpots),
         tokens_per_s=output / busy_s if busy_s > 0 and output else None,
-        acceptance=of_requests or of_counters,
+        acceptance=of_requests
+        or of_counters
+        or (acceptance_of_chunks(good) if speculative else None),
         counted=of_counters,
     )
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Requests that kept all limits: how many of how many, and per second of measured time."""
+
+    good: int
+    requests: int
+    per_s: float | None
+
+
+def goodput(
+    records: Iterable[RequestRecord], limits: Mapping[str, float], *, open_loop: bool
+) -> Goodput:
+    """Requests within *limits* (ttft_ms, tpot_ms, latency_ms), as GenAI-Perf's `--goodput` counts.
+
+    A failed request is not good. The time is that with a request in flight, of an *open_loop* all
+    from the first to the last: there waiting for the next arrival is part of the load.
+    """
+    measures = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "latency_ms": latency_ms}
+    everything = list(records)
+    measured = [record for record in everything if record.ok]
+    good = 0
+    for record in measured:
+        values = [(measures[name](record), limit) for name, limit in limits.items()]
+        # A request of one token has no TPOT to break a limit with.
+        good += all(value is None or value <= limit for value, limit in values)
+    busy = busy_ns(measured)
+    if open_loop and measured:
+        busy = max(r.chunk_ns[-1] for r in measured) - min(r.sent_ns for r in measured)
+    return Goodput(good, len(everything), good / (busy / 1e9) if busy > 0 else None)
 
 
 def counted(

@@ -32,6 +32,17 @@ class Difference:
     baseline_ids: tuple[int, ...]
     arm_ids: tuple[int, ...]
 
+    def told(self, baseline: str, arm: str) -> str:
+        """In words, with the names of the two."""
+        where = f"{self.key.prompt_id}, token {self.position + 1}"
+        if self.baseline_text == self.arm_text:
+            ids = f"{list(self.baseline_ids)} and {list(self.arm_ids)}"
+            return f"{where}: the same text in other tokens: {ids}"
+        return (
+            f"{where}: after {self.lead!r} {baseline} says {self.baseline_text!r}, "
+            f"{arm} {self.arm_text!r}"
+        )
+
 
 @dataclass(frozen=True)
 class Parity:
@@ -58,6 +69,15 @@ class Parity:
         """
         buckets = Counter(position.bit_length() for position in self.first_differences)
         return {(2**b // 2, max(2**b - 1, 0)): n for b, n in sorted(buckets.items())}
+
+    def told(self) -> str:
+        """How many are identical and where the others part (tokens from 1), in words."""
+        said = f"{self.identical} of {self.compared} outputs identical"
+        parted = (
+            f"{n} at token {first + 1}" + (f"-{last + 1}" if last > first else "")
+            for (first, last), n in self.histogram().items()
+        )
+        return f"{said}; they part: {', '.join(parted)}" if self.differences else said
 
 
 def compare(

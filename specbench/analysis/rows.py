@@ -7,12 +7,14 @@ from specbench.analysis.cases import Condition, MeasuredCase, Requests
 from specbench.analysis.cost import AGREEMENT, disagreement
 from specbench.analysis.curves import Curve, curves
 from specbench.analysis.hygiene import CaseFacts, Flag, PairFacts, checks
-from specbench.analysis.metrics import CaseMetrics, summarise
+from specbench.analysis.imported import imported_flags, stated_metrics, without_lacking
+from specbench.analysis.metrics import CaseMetrics, Goodput, goodput, summarise
 from specbench.analysis.parity import Parity
 from specbench.analysis.parity import compare as compare_outputs
 from specbench.analysis.slices import WHOLE, By, Part, parts
 from specbench.analysis.speedup import Speedup, compare, pairs_of
-from specbench.records import CounterSpan, EngineFacts, RequestRecord
+from specbench.analysis.tool_figures import Beside, beside_ours
+from specbench.records import CounterSpan, EngineFacts, Imported, RequestRecord
 
 SCHEMA = 2  # of the JSON that `specbench report --format json` prints
 
@@ -47,7 +49,7 @@ class Row:
     k: int
     prompt_set: str
     part: str | None
-    max_tokens: int
+    max_tokens: int | None
     concurrency: int
     repeats: int
     cycles: int
@@ -58,6 +60,15 @@ class Row:
     problem: str | None
     parity: Parity | None = None
     cost: Cost | None = None
+    rate: float | None = None
+    goodput: Goodput | None = None
+    beside: tuple[Beside, ...] = ()
+    imported: Imported | None = None
+
+    @property
+    def condition(self) -> Condition:
+        """What it shares with the rows that it may be compared with."""
+        return Condition(self.prompt_set, self.max_tokens, self.concurrency, self.rate)
 
 
 def rows(
@@ -105,7 +116,7 @@ def _row(
     requests = _requests(repeats, part)
     spans = [span for case in repeats for span in case.spans] if whole else []
     everything = [record for of_case in requests for record in of_case.values()]
-    metrics = summarise(everything, spans)
+    metrics = summarise(everything, spans, speculative=first.k > 0)
     if part.is_piece:  # its first chunk is no first token, and its time is no request's
         starts = sum(record.ok for record in everything)
         metrics = replace(
@@ -116,8 +127,14 @@ def _row(
             output_tokens=metrics.output_tokens - starts,
         )
     flags: list[Flag] = []
+    origins = [case.imported for case in repeats if case.imported]
+    if origins:
+        metrics = without_lacking(metrics, origins[0])
+        flags += imported_flags(origins)
+        if not everything and whole:
+            metrics = stated_metrics(origins[0])
     facts = _facts(repeats, everything, spans, metrics)
-    if whole:
+    if whole and (everything or not origins):
         flags += checks.flags(facts)
     speedup = same = None
     groups = {case.group for case in repeats}
@@ -127,6 +144,8 @@ def _row(
         speedup = compare(
             base, arm, speculative=first.k > 0, set_size=first.set_size if whole else None
         )
+        if origins and "ttft_ms" in origins[0].lacks:
+            speedup = replace(speedup, ttft=None)
         same = compare_outputs(base, arm) if greedy else None
         if whole:
             pair = PairFacts(_facts_of(beside), facts, pairs_of(base, arm), speedup)
@@ -135,6 +154,7 @@ def _row(
     if cost and speedup and (found := _unexplained(cost, speedup)):
         flags.append(found)
     problems = [case.problem for case in repeats if case.problem]
+    reports = [report for case in repeats for report in case.tools]
     return Row(
         arm=first.arm,
         label=first.label,
@@ -153,6 +173,12 @@ def _row(
         problem=problems[0] if problems else None,
         parity=same,
         cost=cost,
+        imported=origins[0] if origins else None,
+        rate=first.rate,
+        goodput=goodput(everything, first.limits, open_loop=first.rate is not None)
+        if first.limits and not part.is_piece
+        else None,
+        beside=beside_ours(reports, [r for case in repeats for r in case.records]) if whole else (),
     )
 
 
@@ -214,7 +240,8 @@ def _engines(cases: Sequence[MeasuredCase]) -> Sequence[EngineFacts]:
 def _facts_of(cases: Sequence[MeasuredCase]) -> CaseFacts:
     records = [record for case in cases for record in case.keyed().values()]
     spans = [span for case in cases for span in case.spans]
-    return _facts(cases, records, spans, summarise(records, spans))
+    metrics = summarise(records, spans, speculative=cases[0].k > 0)
+    return _facts(cases, records, spans, metrics)
 
 
 def _facts(
@@ -225,6 +252,7 @@ def _facts(
 ) -> CaseFacts:
     """What the checks look at, of all repeats of an arm; of its engines those that answered."""
     first, answered = cases[0], {record.start for record in records}
+    engines = [engine for engine in first.engines if engine.start in answered]
     return CaseFacts(
         method=first.method,
         k=first.k,
@@ -236,7 +264,9 @@ def _facts(
         concurrency=first.concurrency,
         sampling=first.sampling,
         prompts=first.prompts,
-        engines=[engine for engine in first.engines if engine.start in answered],
+        engines=engines,
+        calibration=first.calibration,
+        machine=engines[-1].machine if engines else {},  # a resumed run may be on another
     )
 
 

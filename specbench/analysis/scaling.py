@@ -20,7 +20,7 @@ class Scaling:
 
     label: str
     prompt_set: str
-    max_tokens: int
+    max_tokens: int | None
     best: Mapping[int, Best]
     crossing: Crossing | None
     schedule: list[tuple[int, int, int]]
@@ -31,10 +31,10 @@ def scaling(rows: Iterable[Row]) -> list[Scaling]:
 
     Flagged rows and those that failed say nothing.
     """
-    found: dict[tuple[str, str, int], dict[int, Best]] = {}
+    found: dict[tuple[str, str, int | None], dict[int, Best]] = {}
     for row in rows:
         ratio = row.speedup.tpot if row.speedup and row.k and row.part is None else None
-        if ratio is None or row.flags or row.problem:
+        if ratio is None or row.flags or row.problem or row.rate is not None:
             continue
         best = found.setdefault((row.label, row.prompt_set, row.max_tokens), {})
         if ratio.value > best.get(row.concurrency, (0, 0.0))[1]:

@@ -39,3 +39,10 @@ def resolve(ref: str, *, say: Callable[[str], None] = lambda _: None, build: boo
         meant = f"did you mean demo:{close[0]}?" if close else f"there are {', '.join(makers)}."
         raise UserError(f"The demo has no {member!r};", hint=meant)
     return str(makers[member](say) if build else folders[member]())
+
+
+def is_assembled() -> bool:
+    """Whether the target lies in the user's cache already."""
+    from specbench.demo import trio
+
+    return (trio.target_folder() / "config.json").is_file()

@@ -92,6 +92,11 @@ def _of_acceptance(name: str) -> Callable[[Row], Value]:
     return value
 
 
+def known(row: Row, count: int) -> int | None:
+    """A count; None where it is 0 because the file that it was imported from does not say."""
+    return None if row.imported and not count else count
+
+
 def _same(row: Row) -> Value:
     return f"{row.parity.identical}/{row.parity.compared}" if row.parity else None
 
@@ -112,9 +117,15 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column("part", "part", "the part of the requests", lambda r: r.part),
         Column("max_tokens", "max", "max_tokens of each request", lambda r: r.max_tokens),
         Column("concurrency", "conc", "requests in flight", lambda r: r.concurrency),
-        Column("requests", "reqs", "requests measured", lambda r: r.metrics.requests),
+        Column("rate", "req/s", "requests due per second (Poisson arrivals)", lambda r: r.rate, 2),
+        Column("requests", "reqs", "requests measured", lambda r: known(r, r.metrics.requests)),
         Column("failed", "failed", "requests that failed", lambda r: r.metrics.failed),
-        Column("output_tokens", "tokens", "output tokens", lambda r: r.metrics.output_tokens),
+        Column(
+            "output_tokens",
+            "tokens",
+            "output tokens",
+            lambda r: known(r, r.metrics.output_tokens),
+        ),
         Column(
             "latency_ms", "latency ms", "mean request latency", lambda r: r.metrics.latency_ms, 0
         ),
@@ -132,6 +143,13 @@ def columns(rows: Sequence[Row]) -> list[Column]:
             "output tokens per second with a request in flight",
             lambda r: r.metrics.tokens_per_s,
             1,
+        ),
+        Column(
+            "goodput_per_s",
+            "good/s",
+            "requests per second that kept the limits of `goodput`",
+            lambda r: r.goodput.per_s if r.goodput else None,
+            2,
         ),
         Column(
             "acceptance_length",

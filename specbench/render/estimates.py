@@ -11,11 +11,11 @@ def as_text(made: Sequence[Estimate]) -> str:
     """A line for each estimate, with what it follows from."""
     lines = []
     for one in made:
-        prompt_set, max_tokens, concurrency = one.condition
+        at = one.condition
         lines.append(
             printable(
-                f"{one.label} k={one.k} on {prompt_set} ({max_tokens} tokens, concurrency "
-                f"{concurrency}): τ = {one.tau:g} would be {one.speedup:.2f}x (estimated: a step "
+                f"{one.label} k={one.k} on {at.prompt_set} ({at.max_tokens} tokens, "
+                f"{at.load}): τ = {one.tau:g} would be {one.speedup:.2f}x (estimated: a step "
                 f"takes {one.step_ms:.1f} ms, vanilla {one.vanilla_ms:.1f} ms; "
                 f"break-even τ = {one.step_ms / one.vanilla_ms:.2f})"
             )
@@ -28,9 +28,7 @@ def as_json(made: Sequence[Estimate]) -> str:
     rows = [
         {
             "method": one.label,
-            "prompt_set": one.condition[0],
-            "max_tokens": one.condition[1],
-            "concurrency": one.condition[2],
+            **one.condition._asdict(),
             "k": one.k,
             "tau": one.tau,
             "step_ms": one.step_ms,

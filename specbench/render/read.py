@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from specbench.analysis.calibration import Calibration
 from specbench.analysis.cases import MeasuredCase
 from specbench.store import RunStore
 
@@ -13,6 +14,9 @@ def measured_cases(store: RunStore) -> Iterator[MeasuredCase]:
     engines = store.engines()
     planned = store.document["cases"]
     sets = list(store.document["prompt_sets"])
+    limits = store.document["config"].get("goodput") or {}
+    known = store.document.get("calibration")
+    calibration = Calibration.model_validate(known) if known else None
     ordered = sorted(planned, key=lambda c: (sets.index(c["prompt_set"]), arms[c["arm"]]))
     for case in ordered:
         status = store.case_status(case["id"]) or {"status": "unfinished", "problem": None}
@@ -34,8 +38,13 @@ def measured_cases(store: RunStore) -> Iterator[MeasuredCase]:
             problem=status["problem"],
             label=store.document["methods"][arm].get("label", arm.rpartition("-k")[0]),
             group=case.get("group", 0),
+            rate=case.get("rate"),
             set_size=about.get("available"),
             engines=[facts for facts in engines if facts.arm == arm],
             prompts=sent,
             sampling=store.document["config"]["sampling"],
+            limits={k: v for k, v in limits.items() if v is not None},
+            tools=store.tools(case["id"]),
+            calibration=calibration,
+            imported=store.imported(case["id"]),
         )

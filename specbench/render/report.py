@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from specbench.analysis.curves import Curve
@@ -16,11 +16,13 @@ from specbench.render.columns import (
     Column,
     columns,
     deepest,
+    known,
     printable,
     speedup_text,
     this_set_text,
 )
 from specbench.render.words import (
+    beside_lines,
     curve_record,
     explanations,
     headlines,
@@ -65,6 +67,8 @@ class Findings:
 
 def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
     """What the columns mean and where the numbers come from, a line each."""
+    if origin := run.get("imported"):
+        return [_origin_text(run, origin), *_meanings(shown)]
     machine = run["machine"]
     gpus = ", ".join(gpu.get("name", "GPU") for gpu in machine["gpus"])
     hardware = gpus or f"{machine['cpu']}, {machine['cores']} cores"
@@ -77,8 +81,7 @@ def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
             f"{sampled}; {schedule_text(run)}; run {run['id']}"
         ),
     ]
-    meanings = [f"{c.head}: {c.meaning}" for c in shown if c.key in EXPLAINED]
-    lines.append(" · ".join(meanings))
+    lines += _meanings(shown)
     lines.append(
         "speed-up: geometric mean over prompts of baseline/arm TPOT, with a 95% interval on prompts "
         "like these (prompts resampled)"
@@ -89,6 +92,19 @@ def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
         )
     )
     return lines
+
+
+def _origin_text(run: Mapping[str, Any], origin: Mapping[str, Any]) -> str:
+    """Of a run that specbench did not measure: where it is from."""
+    files = ", ".join(origin["files"])
+    return printable(
+        f"{run['config']['model']}; not measured by specbench but imported from {files} "
+        f"({origin['from']}); run {run['id']}"
+    )
+
+
+def _meanings(shown: Sequence[Column]) -> list[str]:
+    return [" · ".join(f"{c.head}: {c.meaning}" for c in shown if c.key in EXPLAINED)]
 
 
 def schedule_text(run: Mapping[str, Any]) -> str:
@@ -157,6 +173,7 @@ def _said(run: Mapping[str, Any], findings: Findings) -> list[str]:
     asked = run["config"].get("precision")
     return [
         *precision_lines(asked, findings.rows),
+        *beside_lines(findings.rows),
         *explanations(findings.rows, findings.curves),
     ]
 
@@ -170,6 +187,9 @@ def as_csv(run: Mapping[str, Any], findings: Findings) -> str:
     records = _records(findings.rows)
     for record in records:
         record["flags"] = "; ".join(flag["finding"] for flag in record["flags"])
+        record["output_differences"] = len(record["output_differences"])
+        theirs = [f"{one['figure']}={one['theirs']:g}" for one in record["tool_figures"]]
+        record["tool_figures"] = "; ".join(theirs)
     out = io.StringIO()
     writer = csv.DictWriter(
         out, fieldnames=list(records[0]) if records else [], lineterminator="\n"
@@ -217,10 +237,10 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
         "concurrency": row.concurrency,
         "repeats": row.repeats,
         "cycles": row.cycles,
-        "requests": metrics.requests,
+        "requests": known(row, metrics.requests),
         "failed": metrics.failed,
-        "prompts": metrics.prompts,
-        "output_tokens": metrics.output_tokens,
+        "prompts": known(row, metrics.prompts),
+        "output_tokens": known(row, metrics.output_tokens),
         "latency_ms": metrics.latency_ms,
         "ttft_ms": metrics.ttft_ms,
         "tpot_ms": metrics.tpot_ms,
@@ -233,6 +253,11 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
         **_cost_record(row),
         "outputs_compared": row.parity and row.parity.compared,
         "outputs_identical": row.parity and row.parity.identical,
+        "output_differences": [
+            {**asdict(one), "key": one.key._asdict()} for one in row.parity.differences
+        ]
+        if row.parity
+        else [],
         "speedup": 1.0 if row.is_baseline else tpot and tpot.value,
         **_interval("speedup", tpot, "like_these"),
         **_interval("speedup_this_set", tpot, "this_set"),
@@ -241,6 +266,10 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
         **_interval("latency_speedup", latency, "like_these"),
         "total_time_speedup": 1.0 if row.is_baseline else row.speedup and row.speedup.total_time,
         "ttft_speedup": 1.0 if row.is_baseline else ttft and ttft.value,
+        "rate": row.rate,
+        "goodput_per_s": row.goodput and row.goodput.per_s,
+        "good_requests": row.goodput and row.goodput.good,
+        "tool_figures": [asdict(one) for one in row.beside],
         "flags": [{"check": flag.check, "finding": flag.finding} for flag in row.flags],
         "problem": row.problem,
     }
@@ -280,7 +309,7 @@ def as_table(run: Mapping[str, Any], findings: Findings, *, width: int, colour: 
         table.add_column(column.head, justify="left" if left else "right", no_wrap=True)
     previous = None
     for i, row in enumerate(rows):
-        group = (row.prompt_set, row.part, row.max_tokens, row.concurrency)
+        group = (row.condition, row.part)
         if previous not in (None, group):
             table.add_row()
         previous = group

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specbench.analysis.calibration import Calibration
 from specbench.analysis.metrics import CaseMetrics
 from specbench.analysis.speedup import Pair, Speedup
 from specbench.records import CounterSpan, EngineFacts, Prompt, RequestRecord
@@ -28,7 +29,8 @@ class CaseFacts:
     """One arm under one condition: what was planned, asked, answered and counted.
 
     `sampling` is what the config says (empty: not known, as are `prompts`, `engines` and
-    `machine`), `engines` are the starts that answered, `machine` is what machine.facts() said.
+    `machine`), `engines` are the starts that answered, `machine` is what machine.facts() said,
+    `calibration` the load client's own error just before.
     """
 
     method: str
@@ -43,6 +45,7 @@ class CaseFacts:
     prompts: Sequence[Prompt] = ()
     engines: Sequence[EngineFacts] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
     @property
     def good(self) -> list[RequestRecord]:

@@ -35,6 +35,21 @@ def acceptance_unknown(facts: CaseFacts) -> str | None:
     return "acceptance is not known: " + ("; ".join(sorted(reasons)) or "no speculative counters")
 
 
+def chunks_merged(facts: CaseFacts) -> str | None:
+    """Acceptance is read off chunks, and some of them hold more tokens than a step can make."""
+    acceptance = facts.metrics.acceptance
+    if facts.k == 0 or acceptance is None or acceptance.source != "chunks":
+        return None
+    later = [tokens for r in facts.good for tokens in (r.chunk_tokens or ())[1:]]
+    merged = [tokens for tokens in later if tokens > facts.k + 1]
+    if not merged:
+        return None
+    return (
+        f"{len(merged)} of {len(later)} chunks hold more than k + 1 = {facts.k + 1} tokens: several "
+        "steps in one, so acceptance from chunks is too high"
+    )
+
+
 def drafted_without_k(facts: CaseFacts) -> str | None:
     """A vanilla arm that drafted."""
     acceptance = facts.metrics.acceptance

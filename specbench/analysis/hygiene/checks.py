@@ -5,7 +5,7 @@ from collections.abc import Callable
 from specbench.analysis.distribution import sampler_suspect
 from specbench.analysis.hygiene import CaseFacts, Flag, PairFacts, acceptance, pairs, requests
 from specbench.analysis.hygiene.setup import synthetic_acceptance
-from specbench.analysis.hygiene.timing import cold_start, stalled_reader
+from specbench.analysis.hygiene.timing import client_behind, cold_start, stalled_reader
 
 
 def flags(facts: CaseFacts) -> list[Flag]:
@@ -38,6 +38,7 @@ CHECKS: dict[str, Callable[[CaseFacts], str | None]] = {
     "missing": requests.missing_requests,
     "no-drafts": acceptance.drafts_never_moved,
     "no-acceptance": acceptance.acceptance_unknown,
+    "merged-chunks": acceptance.chunks_merged,
     "drafted-vanilla": acceptance.drafted_without_k,
     "impossible-length": acceptance.impossible_length,
     "positions": acceptance.positions_disagree,
@@ -46,12 +47,14 @@ CHECKS: dict[str, Callable[[CaseFacts], str | None]] = {
     "coverage": acceptance.steps_without_draft,
     "synthetic": synthetic_acceptance,
     "sampling": requests.sampling_not_as_written,
+    "cut-short": requests.cut_short,
     "bos": requests.more_than_one_bos,
     "template": requests.template_markers,
     "prefix-cache": requests.prefix_cache_hit,
     "chunk-count": requests.counted_by_chunks,
     "cold-start": cold_start,
     "stalled": stalled_reader,
+    "client": client_behind,
 }
 
 PAIR_CHECKS: dict[str, Callable[[PairFacts], str | None]] = {

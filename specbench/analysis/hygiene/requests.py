@@ -73,6 +73,25 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     return list(value) or None if isinstance(value, list | tuple) else value
 
 
+def cut_short(facts: CaseFacts) -> str | None:
+    """Answers ended "by length" at another length than max_tokens: the server has its own limit.
+
+    Triton's vLLM backend cuts at 16 tokens what comes without sampling_parameters.
+    """
+    at = [
+        record.output_tokens or 0
+        for record in facts.good
+        if record.finish_reason == "length" and record.token_source != "chunks"
+    ]
+    short = [tokens for tokens in at if tokens < (facts.max_tokens or 0)]
+    if not short:
+        return None
+    return (
+        f"{len(short)} answers were cut at {min(short)} tokens, not at max_tokens = "
+        f"{facts.max_tokens}: the server did not heed it, or its context was full"
+    )
+
+
 def more_than_one_bos(facts: CaseFacts) -> str | None:
     """Every rendered prompt starts with the same token twice (a template applied twice)."""
     of_prompts = {r.prompt_id: r.prompt_head[:2] for r in facts.records if r.prompt_head}

@@ -5,9 +5,10 @@ from itertools import takewhile
 
 import numpy as np
 
+from specbench.analysis.calibration import cannot_follow
 from specbench.analysis.hygiene import CaseFacts
 from specbench.analysis.hygiene.acceptance import LOOK_UP_METHODS
-from specbench.analysis.metrics import held_up, ttft_ms
+from specbench.analysis.metrics import held_up, tpot_ms, ttft_ms
 from specbench.records import RequestRecord
 
 HELD_UP = 0.01  # of the requests: with more, latency and TTFT are those of the stalls
@@ -68,6 +69,16 @@ def _cold(records: Sequence[RequestRecord], method: str) -> str | None:
             f"the first {count} requests' chunks came {ratio:.2f}x as far apart as the later ones'"
         )
     return None
+
+
+def client_behind(facts: CaseFacts) -> str | None:
+    """The load client's own error on this machine spoils times as short as these."""
+    tpots = [tpot for r in facts.good if (tpot := tpot_ms(r)) is not None]
+    gaps = [gap for r in facts.good if (gap := _chunk_gap_ms(r)) is not None]
+    if facts.calibration is None or not tpots or not gaps:
+        return None
+    means = float(np.mean(tpots)), float(np.mean(gaps))
+    return cannot_follow(facts.calibration, *means, facts.concurrency)
 
 
 def _chunk_gap_ms(record: RequestRecord) -> float | None:
