@@ -359,6 +359,14 @@ class Config(Strict):
         return values
 
     @model_validator(mode="after")
+    def _aiperf_needs_an_openai_server(self) -> "Config":
+        if self.engine.kind == "triton" and self.load.client == "aiperf":
+            raise ValueError(
+                "load.client: aiperf is for OpenAI-compatible servers; Triton takes direct or genai-perf"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _closed_or_open_loop(self) -> "Config":
         if self.rate and "concurrency" in self.model_fields_set:
             raise ValueError(

@@ -266,9 +266,15 @@ def document(prepared: Prepared, *, config_path: Path | str, command: list[str])
             for name, prompts in prepared.prompt_sets.items()
         },
         "machine": machine.facts(),
-        "vllm": prepared.installation.version if prepared.installation else None,
+        "vllm": _vllm_version(prepared),
         "load": _load_facts(prepared),
     }
+
+
+def _vllm_version(prepared: Prepared) -> str | None:
+    """Of the vLLM that we start; Triton has one of its own, and says nothing of it."""
+    starts = prepared.installation is not None and prepared.config.engine.kind == "vllm"
+    return prepared.installation.version if starts and prepared.installation else None
 
 
 def _load_facts(prepared: Prepared) -> dict[str, Any]:

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from specbench.config import Load, Sampling
 from specbench.load.aiperf import AIPerfClient
 from specbench.load.base import LoadGenerator
-from specbench.load.dialects import Triton
 from specbench.load.direct import DirectClient
 from specbench.load.genai_perf import GenAIPerfClient
-from specbench.load.template import ChatTemplate
 from specbench.load.tool_client import Target
 from specbench.load.tools import Installed
 from specbench.records import Prompt
@@ -29,12 +27,8 @@ class Clients:
         self, target: Target, start: int, seed_of: Callable[[Prompt], int] | None = None
     ) -> DirectClient:
         """Our own client: also what warms an engine up before a tool measures it."""
-        dialect = None
-        if target.triton_inputs is not None:
-            render = ChatTemplate(target.tokenizer)
-            dialect = Triton(target.served_model, render, target.triton_inputs)
         return DirectClient(
-            dialect=dialect,
+            dialect=target.dialect(),
             url=target.url,
             served_model=target.served_model,
             api_key=target.api_key,

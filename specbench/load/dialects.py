@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specbench.load import sse
+from specbench.load.template import ChatTemplate
 from specbench.records import Prompt
 
 Message = Mapping[str, str]
@@ -25,8 +26,18 @@ class Dialect(Protocol):
     def content(self, body: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """The part of a body that is the prompt."""
 
+    def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Where in a body sampling stands."""
+
     def reader(self) -> sse.Reader:
         """What reads one answer."""
+
+
+def dialect_for(model: str, tokenizer: str, triton_inputs: Collection[str] | None) -> "Dialect":
+    """Triton's where the model takes *triton_inputs*, with the chat template of *tokenizer*."""
+    if triton_inputs is None:
+        return OpenAI(model)
+    return Triton(model, ChatTemplate(tokenizer), triton_inputs)
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,11 @@ class OpenAI:
 
     def content(self, body: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """See Dialect."""
-        return body.get("messages") or body["prompt"]
+        return body.get("messages") or body.get("prompt")
+
+    def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See Dialect."""
+        return body
 
     def reader(self) -> sse.Reader:
         """See Dialect."""
@@ -99,6 +114,11 @@ class Triton:
     def content(self, body: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """See Dialect."""
         return body["text_input"]
+
+    def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See Dialect."""
+        found: Mapping[str, Any] = json.loads(body["sampling_parameters"])
+        return found
 
     def reader(self) -> sse.Reader:
         """See Dialect."""

@@ -13,6 +13,7 @@ What 0.0.16 cannot do, and what is done instead (each was tried):
   its own, with the engine's own answers in its messages.
 - It dies of the usage chunk (IndexError), so tokens are counted by `return_token_ids`, which are
   the server's as well.
+- Triton's prompts it strips all the same: the new line at the end of a chat template is lost there.
 - At a rate perf_analyzer starts again with the first prompt until the last answer is there; such
   requests are left out here, and the engine's counters around them are not used.
 """
@@ -51,14 +52,9 @@ class GenAIPerfClient(ToolClient):
         Raises:
             LoadError: it cannot send such prompts at that rate.
         """
-        address = urlsplit(self.target.url)
-        style = {prompt.style for prompt in job.prompts}
-        argv = [str(self.tool.command), "profile", "-m", self.target.served_model]
-        argv += ["--endpoint-type", "chat" if style == {"chat"} else "completions", "--streaming"]
-        argv += ["--url", f"{address.scheme}://{address.netloc}"]
+        argv = [str(self.tool.command), "profile", "-m", self.target.served_model, "--streaming"]
+        argv += self._kserve(job) if self._in_triton else self._openai(job)
         argv += ["--tokenizer", self.target.tokenizer, "--artifact-dir", str(job.folder)]
-        body = {"max_tokens": job.max_tokens, **self.sampling, "return_token_ids": True}
-        argv += ["--extra-inputs", json.dumps(body)]
         if self.target.api_key:  # perf_analyzer takes headers on its command line only
             argv += ["--header", f"Authorization:Bearer {self.target.api_key}"]
         path = job.folder / "prompts.jsonl"
@@ -72,9 +68,48 @@ class GenAIPerfClient(ToolClient):
             argv += ["--request-rate", f"{job.rate:g}"]
             more += ["--request-distribution", "poisson"]
         argv += ["--", *more]
-        lines = (_payload(prompt, job) for prompt in job.prompts)
+        lines = (self._line(prompt, job) for prompt in job.prompts)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         return argv, self._environment()
+
+    @property
+    def _in_triton(self) -> bool:
+        return self.target.triton_inputs is not None
+
+    def _openai(self, job: Job) -> list[str]:
+        address = urlsplit(self.target.url)
+        style = {prompt.style for prompt in job.prompts}
+        body = {"max_tokens": job.max_tokens, **self.sampling, "return_token_ids": True}
+        endpoint = "chat" if style == {"chat"} else "completions"
+        url = f"{address.scheme}://{address.netloc}"
+        return ["--endpoint-type", endpoint, "--url", url, "--extra-inputs", json.dumps(body)]
+
+    def _kserve(self, job: Job) -> list[str]:
+        """Over gRPC, Triton's own way; sampling is one JSON text among the inputs."""
+        if self.target.grpc_url is None:
+            raise LoadError(
+                "GenAI-Perf speaks gRPC to Triton, and its address is not known.",
+                hint="Write engine.grpc_url, HOST:8001 unless Triton was told otherwise.",
+            )
+        body = self.dialect.body(
+            job.prompts[0],
+            [{"role": "user", "content": ""}],
+            {"max_tokens": job.max_tokens, **self.sampling},
+        )
+        own = ("text_input", "stream", "exclude_input_in_output")  # GenAI-Perf's to set
+        more = {name: value for name, value in body.items() if name not in own}
+        kserve = ["--endpoint-type", "kserve", "--backend", "vllm", "--url", self.target.grpc_url]
+        return [*kserve, "--extra-inputs", json.dumps(more)]
+
+    def _line(self, prompt: Prompt, job: Job) -> dict[str, Any]:
+        """A line of its payload input. What is not `text` goes into the body as it is, and wins."""
+        text = prompt.turns[job.turn or 0]
+        messages = [*job.said.get(prompt.id, ()), {"role": "user", "content": text}]
+        if self._in_triton:
+            return {"text": self.dialect.body(prompt, messages, {})["text_input"]}
+        if prompt.style == "completion":
+            return {"text": text, "prompt": text}
+        return {"text": text, "messages": messages}
 
     def _environment(self) -> dict[str, str]:
         """Its own programs first on PATH: it calls `perf_analyzer` by that name."""
@@ -100,7 +135,8 @@ class GenAIPerfClient(ToolClient):
             ) from None
         waiting: dict[str, deque[Prompt]] = defaultdict(deque)
         for prompt in job.prompts:
-            waiting[_key(_payload(prompt, job))].append(prompt)
+            line = self._line(prompt, job)
+            waiting[_key({"text_input": line["text"]} if self._in_triton else line)].append(prompt)
         for sent_ns, body, pieces in sorted(found, key=lambda one: one[0]):
             if same := waiting.get(_key(body)):
                 yield Exchange(same.popleft(), job.turn or 0, body, sent_ns, pieces)
@@ -114,20 +150,11 @@ class GenAIPerfClient(ToolClient):
         return means(_read(_find(job.folder, "profile_export_genai_perf.json")), FIGURES)
 
 
-def _payload(prompt: Prompt, job: Job) -> dict[str, object]:
-    """A line of its payload input. What is not `text` goes into the body as it is, and so wins."""
-    text = prompt.turns[job.turn or 0]
-    if prompt.style == "completion":
-        return {"text": text, "prompt": text}
-    messages = [*job.said.get(prompt.id, ()), {"role": "user", "content": text}]
-    return {"text": text, "messages": messages}
-
-
 def _key(body: Mapping[str, Any]) -> str:
     """What a prompt and a request's body have in common, white space at the ends aside."""
     messages = body.get("messages")
     if messages is None:
-        return str(body.get("prompt")).strip()
+        return str(body.get("prompt", body.get("text_input"))).strip()
     return json.dumps([[message["role"], message["content"].strip()] for message in messages])
 
 
@@ -172,12 +199,20 @@ def sent_requests(export: Mapping[str, Any]) -> list[Sent]:
 
 
 def _exchange(request: Mapping[str, Any]) -> Sent:
-    """(sent ns, body, pieces) of one request of the export."""
-    body = json.loads(request["request_inputs"]["payload"])
+    """(sent ns, body, pieces) of one request of the export.
+
+    Over HTTP the body is one JSON text and each response an event; over gRPC both are taken apart.
+    """
+    inputs, outputs = request["request_inputs"], request["response_outputs"]
     times = [int(time) for time in request["response_timestamps"]]
-    texts = [str(output.get("response", "")) for output in request["response_outputs"]]
-    if len(times) != len(texts):
+    if len(times) != len(outputs):
         raise ValueError("as many response_timestamps as response_outputs expected")
+    if "payload" in inputs:
+        body = json.loads(inputs["payload"])
+        texts = [str(output.get("response", "")) for output in outputs]
+    else:
+        body = dict(inputs)
+        texts = [f"data: {json.dumps(output)}\n\n" for output in outputs]
     return int(request["timestamp"]), body, list(_events(zip(times, texts, strict=True)))
 
 

@@ -17,6 +17,7 @@ from specbench.engines.process import Child, log_tail
 from specbench.errors import EngineError, LoadError
 from specbench.load import answers, sse
 from specbench.load.base import OnRecord
+from specbench.load.dialects import Dialect, OpenAI, dialect_for
 from specbench.load.tools import Installed
 from specbench.records import Prompt, RequestRecord, ToolReport
 
@@ -39,6 +40,10 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
     triton_inputs: frozenset[str] | None = None
     grpc_url: str | None = None
+
+    def dialect(self) -> Dialect:
+        """How it wants to be asked."""
+        return dialect_for(self.served_model, self.tokenizer, self.triton_inputs)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class ToolClient(ABC):
     ) -> None:
         self.tool, self.target, self._start = tool, target, start
         self.sampling, self.load, self._waiting = sampling.body(), load, waiting
+        self.dialect = target.dialect()
 
     # --- what a tool is ---
 
@@ -162,7 +168,9 @@ class ToolClient(ABC):
             self._run(job, argv, env)
         finally:
             self._redact(job.folder)
-        records = [record_of(one, self.sampling, self._start) for one in self.exchanges(job)]
+        records = [
+            record_of(one, self.sampling, self._start, self.dialect) for one in self.exchanges(job)
+        ]
         _each_once(job, records, self.tool.tool.name)
         report = ToolReport(
             tool=self.tool.tool.name,
@@ -231,11 +239,16 @@ class ToolClient(ABC):
         return re.sub(_broken_anywhere(key), REDACTED, text) if key else text
 
 
-def record_of(one: Exchange, sampling: Iterable[str], start: int) -> RequestRecord:
+def record_of(
+    one: Exchange, sampling: Iterable[str], start: int, dialect: Dialect | None = None
+) -> RequestRecord:
     """The request that *one* is; of its body the keys *sampling* and max_tokens are kept."""
-    answer = sse.read(one.pieces) if one.pieces else sse.Answer(problem="no answer")
-    content = one.body.get("messages", one.body.get("prompt"))
-    sent = [name for name in ("max_tokens", *sampling) if name in one.body]
+    dialect = dialect or OpenAI("")
+    reader = dialect.reader()
+    for arrived_ns, piece in one.pieces:
+        reader.feed(arrived_ns, piece)
+    answer = reader.close() if one.pieces else sse.Answer(problem="no answer")
+    said = dialect.sampling(one.body)
     return answers.record_of(
         answer,
         prompt=one.prompt,
@@ -244,8 +257,8 @@ def record_of(one: Exchange, sampling: Iterable[str], start: int) -> RequestReco
         due_ns=one.due_ns,
         sent_ns=one.sent_ns,
         end_ns=one.pieces[-1][0] if one.pieces else one.sent_ns,
-        sampling={name: one.body[name] for name in sent},
-        prompt_sha256=answers.content_sha256(content),
+        sampling={name: said[name] for name in ("max_tokens", *sampling) if name in said},
+        prompt_sha256=answers.content_sha256(dialect.content(one.body)),
         problem=one.error,
     )
 

@@ -65,6 +65,12 @@ class Findings:
         return headlines(self.rows) if self.by is None else []
 
 
+def _engine_text(run: Mapping[str, Any]) -> str:
+    if run["config"]["engine"].get("kind") == "triton":
+        return "Triton with the vLLM backend"
+    return f"vLLM {run['vllm'] or '(not started here)'}"
+
+
 def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
     """What the columns mean and where the numbers come from, a line each."""
     if origin := run.get("imported"):
@@ -77,7 +83,7 @@ def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
     sampled += ", ignore_eos" if sampling["ignore_eos"] else ""
     lines = [
         (
-            f"{run['config']['model']} on {hardware}; vLLM {run['vllm'] or '(not started here)'}; "
+            f"{run['config']['model']} on {hardware}; {_engine_text(run)}; "
             f"{sampled}; {schedule_text(run)}; run {run['id']}"
         ),
     ]

@@ -121,11 +121,21 @@ def beside_lines(rows: Sequence[Row]) -> list[str]:
 def explanations(rows: Sequence[Row], curves: Sequence[Curve]) -> list[str]:
     """Outputs that differ, best k, step times, prediction, concurrency and costs, a line each."""
     several = [curve for curve in curves if curve.model and len(curve.model.step_ms) > 1]
-    lines = list(_difference_lines(rows))
+    lines = [*_difference_lines(rows), *_source_lines(rows)]
     lines += [_curve_line(curve) for curve in several if curve.best]
     lines += [_scaling_line(one) for one in scaling(rows)]
     lines += list(_cost_lines(rows))
     return [printable(line) for line in lines]
+
+
+def _source_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """Said where acceptance is no count of the engine's."""
+    found = (row.metrics.acceptance for row in rows if row.k)
+    if any(acceptance and acceptance.source == "chunks" for acceptance in found):
+        yield (
+            "τ and p are from chunks: the server counts no drafts, so tokens per streamed chunk after the "
+            "first are taken for tokens per step (up to k tokens a request short, where its end cuts a step)"
+        )
 
 
 def _difference_lines(rows: Iterable[Row]) -> Iterator[str]:

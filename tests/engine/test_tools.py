@@ -1,7 +1,9 @@
-"""GenAI-Perf and AIPerf, the real ones, measure the demo's EAGLE arm beside vanilla.
+"""GenAI-Perf, AIPerf and Triton, the real ones, measure the demo's EAGLE arm beside vanilla.
 
-Each in an environment of its own, which the first run makes in the user's cache. On a machine whose
-glibc is too old for perf_analyzer the fix that `doctor` offers is applied first.
+Each tool in an environment of its own, which the first run makes in the user's cache. On a machine
+whose glibc is too old for perf_analyzer the fix that `doctor` offers is applied first. Triton's vLLM
+backend is that of tests/triton, over the real vLLM; two runs go through it, one by our own client
+and one by GenAI-Perf over gRPC.
 """
 
 import json
@@ -11,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from specbench.analysis.metrics import acceptance_of_counters, counted
+from specbench.analysis.metrics import (
+    acceptance_of_chunks,
+    acceptance_of_counters,
+    acceptance_of_requests,
+    counted,
+)
+from specbench.fetch import cache_dir
 from specbench.records import RequestRecord
 from specbench.store import RunStore
 
@@ -118,3 +126,67 @@ def test_no_key_stays_in_a_file(place: Path) -> None:
         logs = [p.read_bytes() for p in (place / "results" / client).rglob("*") if p.is_file()]
         assert any(b"<api key>" in text for text in logs) == (client == "genai-perf")
         assert not any(b"Bearer " in t and b"Bearer <" not in t for t in logs)
+
+
+# --- through Triton --------------------------------------------------------------------------------
+
+TRITON = {"triton-direct": "direct", "triton-genai-perf": "genai-perf"}
+
+
+@pytest.fixture(scope="module")
+def through_triton(place: Path) -> Path:
+    """The same config through a real Triton: the base model loaded, measured, unloaded; then EAGLE."""
+    script = Path(__file__).parents[1] / "triton" / "install.sh"
+    folder = cache_dir() / "test-triton"
+    if not (folder / "tritonserver").is_file():
+        subprocess.run(["bash", str(script), str(folder)], check=True)
+    here = script.parent
+    for name in ("model.py", "worker.py"):  # those of this checkout
+        backend = folder / "unpacked" / "pytriton" / "tritonserver" / "backends" / "vllm"
+        (backend / name).write_bytes((here / name).read_bytes())
+    engine = {
+        "kind": "triton",
+        "server": str(folder / "tritonserver"),
+        "env.SPECBENCH_TEST_VLLM": sys.executable,
+    }
+    sets = [part for key, value in engine.items() for part in ("--set", f"engine.{key}={value}")]
+    for run_id, client in TRITON.items():
+        more = ["--set", f"load.client={client}", "--run-id", run_id]
+        done = specbench(place, "run", "--config", "tools.yaml", *sets, *more)
+        assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_triton_answers_what_vllm_serve_answers(through_triton: Path) -> None:
+    """The chat template is applied on our side: the same text must come out, step by step."""
+    for arm in ARMS:
+        ours = records(through_triton, "direct", arm)
+        theirs = records(through_triton, "triton-direct", arm)
+        assert [r.text for r in theirs] == [r.text for r in ours]
+        assert [r.chunk_tokens for r in theirs] == [r.chunk_tokens for r in ours]
+        assert [r.output_tokens for r in theirs] == [r.output_tokens for r in ours]
+        assert [r.prompt_tokens for r in theirs] == [r.prompt_tokens for r in ours]
+
+
+def test_acceptance_from_chunks_is_near_the_engines_own(through_triton: Path) -> None:
+    here = acceptance_of_chunks(records(through_triton, "triton-direct", "eagle-k2"))
+    there = acceptance_of_requests(records(through_triton, "direct", "eagle-k2"))
+    assert here is not None
+    assert there is not None
+    assert here.length == pytest.approx(there.length, rel=0.03)
+
+
+@pytest.mark.parametrize("run_id", TRITON)
+def test_the_table_through_triton(through_triton: Path, run_id: str) -> None:
+    done = specbench(through_triton, "report", f"results/{run_id}", "--format", "json")
+    vanilla, eagle = json.loads(done.stdout)["rows"]
+    assert vanilla["flags"] == eagle["flags"] == []
+    assert vanilla["requests"] == eagle["requests"] == 4
+    assert eagle["acceptance_source"] == "chunks"
+    assert 1.1 < eagle["acceptance_length"] <= 3
+    assert eagle["speedup"] > 0
+    assert eagle["tokens_per_s"] > 0
+    log = through_triton / "results" / run_id / "engines" / "triton" / "tritonserver.log"
+    said = log.read_text(encoding="utf-8", errors="replace")
+    assert "successfully unloaded 'base_model'" in said
+    assert "successfully unloaded 'eagle_model'" in said
