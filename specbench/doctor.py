@@ -17,8 +17,9 @@ from typing import Literal
 import psutil
 
 from specbench import __version__, demo, fetch, machine
+from specbench.engines import triton_probe
 from specbench.engines.installation import find_installation
-from specbench.errors import LoadError
+from specbench.errors import EngineError, LoadError
 from specbench.load import perf_analyzer, tools
 
 Status = Literal["ok", "note", "problem"]
@@ -239,6 +240,15 @@ def noise(_: Path) -> Iterator[Finding]:
     )
 
 
+def triton(command: Sequence[str]) -> Finding:
+    """Whether that tritonserver runs Python backends, which the vLLM backend is."""
+    try:
+        version = triton_probe.probe(command)
+    except EngineError as error:
+        return Finding("Triton", "problem", error.message, error.hint)
+    return Finding("Triton", "ok", f"{version}; its Python stub loads a model and answers")
+
+
 CHECKS: Sequence[Callable[[Path], Iterator[Finding]]] = (
     python,
     engine,
@@ -254,15 +264,23 @@ CHECKS: Sequence[Callable[[Path], Iterator[Finding]]] = (
 
 
 def examine(
-    datasets: Path, *, without_noise: bool = False, say: Callable[[str], None] = lambda _: None
+    datasets: Path,
+    *,
+    tritonserver: Sequence[str] = (),
+    without_noise: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Finding]:
-    """Every finding, as it is made."""
+    """Every finding, as it is made; of Triton too where its command is given or on PATH."""
     for check in CHECKS:
         if check is noise:
             if without_noise:
                 continue
             say(f"watching this machine for {NOISE_S:.0f} s")
         yield from check(datasets)
+    on_path = shutil.which("tritonserver")
+    if command := tritonserver or ((on_path,) if on_path else ()):
+        say(f"starting {command[0]} for a moment")
+        yield triton(command)
 
 
 def as_record(finding: Finding) -> dict[str, str | None]:

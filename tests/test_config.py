@@ -622,3 +622,18 @@ def test_a_tools_program_goes_with_a_tool(path: Path) -> None:
     told = BASE + "load: {client: aiperf, command: /opt/aiperf}\n"
     assert load(path, told).load.is_tool
     assert "command is the program of" in refusal(path, BASE + "load: {command: /opt/aiperf}\n")
+
+
+def test_a_triton_is_started_or_found(path: Path) -> None:
+    started = load(path, BASE + "engine: {kind: triton, server: /opt/run tritonserver --log=1}\n")
+    assert started.engine.server == ("/opt/run", "tritonserver", "--log=1")
+    assert not started.is_attached
+    two = "speculation: [{method: ngram, k: [1, 2]}]\n"
+    found = load(path, BASE + two + "engine: {kind: triton, url: 'http://h:8000'}\n")
+    assert not found.is_attached  # its models are loaded one by one, the baseline too
+    both = "engine: {kind: triton, server: t, url: 'http://h:8000'}\n"
+    for engine in ("engine: {kind: triton}\n", both):
+        assert "one of them" in refusal(path, BASE + engine)
+    assert "go with kind: triton" in refusal(path, BASE + "engine: {server: tritonserver}\n")
+    asked = BASE + "engine: {kind: triton, server: t}\nload: {client: aiperf}\n"
+    assert "Triton takes direct or genai-perf" in refusal(path, asked)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specbench.config import Config
 from specbench.errors import UserError
-from specbench.sweep import VANILLA, Plan, arms_of, plan, turns
+from specbench.sweep import VANILLA, Plan, arms_of, plan, served_names, turns
 
 
 def config(*speculation: dict[str, Any], **more: Any) -> Config:  # noqa: ANN401
@@ -204,3 +204,13 @@ def test_rates_are_an_axis_of_their_own() -> None:
     assert len(made.cases) == 2 * 2 * 2
     assert "vanilla.he.t8.q0.5.r0" in {case.id for case in made.cases}
     assert len({case.conditions for case in made.cases}) == 4  # what a ratio is within
+
+
+def test_models_in_triton_are_called_by_their_method_and_k_where_there_are_several() -> None:
+    arms = arms_of(config({"method": "draft_model", "model": "d", "k": 2}, ngram([1, 3])))
+    assert served_names(arms) == {
+        "vanilla": "base_model",
+        "draft_model-k2": "draft_model",
+        "ngram-k1": "ngram_model_k1",
+        "ngram-k3": "ngram_model_k3",
+    }

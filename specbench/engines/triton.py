@@ -84,10 +84,12 @@ class TritonServer:
         url: str | None = None,
         grpc_url: str | None = None,
         timeout_s: float = 1800,
+        exit_timeout_s: int = EXIT_TIMEOUT_S,
         waiting: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._command, self._repository, self._folder = list(command), repository, folder
         self._env, self._timeout_s, self._waiting = dict(env or {}), timeout_s, waiting
+        self._exit_timeout_s = exit_timeout_s
         self.url = url.rstrip("/") if url else ""
         self.grpc_url = grpc_url
         self.argv: tuple[str, ...] | None = None
@@ -128,7 +130,7 @@ class TritonServer:
             "grpc-port": grpc,
             "metrics-port": metrics,
             "metrics-address": "127.0.0.1",
-            "exit-timeout-secs": EXIT_TIMEOUT_S,
+            "exit-timeout-secs": self._exit_timeout_s,
             "model-control-mode": "explicit",
             "model-repository": self._repository.absolute(),
         }
@@ -136,7 +138,7 @@ class TritonServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / "tritonserver.log"
         child = Child(
-            self.argv, log=log, cwd=self._folder, env=self._env, patience_s=EXIT_TIMEOUT_S + 5
+            self.argv, log=log, cwd=self._folder, env=self._env, patience_s=self._exit_timeout_s + 5
         )
         self.child = self._stack.enter_context(child)
 
@@ -174,16 +176,7 @@ class TritonServer:
             EngineError: it does not load, or does not answer, with the reason that Triton gives.
         """
         began, at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-        self._waiting(f"Triton loads {name}")
-        try:
-            answer = self._http.post(
-                f"/v2/repository/models/{name}/load", json={}, timeout=self._timeout_s
-            )
-        except httpx.HTTPError as error:
-            self._must_live()
-            raise self._failed(f"Triton did not load {name}: {type(error).__name__}.") from None
-        if answer.status_code != 200:
-            raise self._failed(f"Triton does not load {name}: {_error(answer)}.")
+        self._load(name)
         self._must_answer(name)
         facts = EngineFacts(
             arm=arm,
@@ -203,6 +196,35 @@ class TritonServer:
         )
         model = TritonModel(self.url, name, grpc_url=self.grpc_url, inputs=self._inputs(name))
         return model, facts
+
+    def _load(self, name: str) -> None:
+        self._waiting(f"Triton loads {name}")
+        try:
+            answer = self._http.post(
+                f"/v2/repository/models/{name}/load", json={}, timeout=self._timeout_s
+            )
+        except httpx.HTTPError as error:
+            self._must_live()
+            raise self._failed(f"Triton did not load {name}: {type(error).__name__}.") from None
+        if answer.status_code != 200:
+            raise self._failed(f"Triton does not load {name}: {_error(answer)}.")
+
+    def echo(self, name: str, into: str, out_of: str, text: str) -> str:
+        """Load a model that takes one text and gives one; what it makes of *text*.
+
+        Raises:
+            EngineError: it does not load or answer.
+        """
+        self._load(name)
+        tensor = {"name": into, "shape": [1], "datatype": "BYTES", "data": [text]}
+        try:
+            answer = self._http.post(f"/v2/models/{name}/infer", json={"inputs": [tensor]})
+            outputs = {one["name"]: one["data"] for one in answer.json().get("outputs", ())}
+        except (httpx.HTTPError, ValueError) as error:
+            raise self._failed(f"{name} is loaded but did not answer: {error}.") from None
+        if out_of not in outputs:
+            raise self._failed(f"{name} is loaded but does not answer: {_error(answer)}.")
+        return str(outputs[out_of][0])
 
     def _inputs(self, name: str) -> frozenset[str]:
         """The inputs that the loaded model takes: older backends know fewer."""

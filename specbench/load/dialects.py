@@ -29,8 +29,8 @@ class Dialect(Protocol):
     def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Where in a body sampling stands."""
 
-    def reader(self) -> sse.Reader:
-        """What reads one answer."""
+    def reader(self, body: Mapping[str, Any]) -> sse.Reader:
+        """What reads the answer to *body*."""
 
 
 def dialect_for(model: str, tokenizer: str, triton_inputs: Collection[str] | None) -> "Dialect":
@@ -72,7 +72,7 @@ class OpenAI:
         """See Dialect."""
         return body
 
-    def reader(self) -> sse.Reader:
+    def reader(self, body: Mapping[str, Any]) -> sse.Reader:
         """See Dialect."""
         return sse.Reader()
 
@@ -120,11 +120,19 @@ class Triton:
         found: Mapping[str, Any] = json.loads(body["sampling_parameters"])
         return found
 
-    def reader(self) -> sse.Reader:
-        """See Dialect."""
-        return sse.Reader(
-            take=take_triton, ends_with_a_reason="return_finish_reason" in self.inputs
-        )
+    def reader(self, body: Mapping[str, Any]) -> sse.Reader:
+        """See Dialect. An answer that begins with its own prompt is refused."""
+        prompt = str(body["text_input"])
+
+        def take(answer: sse.Answer, arrived_ns: int, event: Any) -> None:  # noqa: ANN401
+            is_first = not answer.chunk_ns
+            take_triton(answer, arrived_ns, event)
+            if is_first and prompt and answer.text and answer.text[0].startswith(prompt):
+                raise sse.BadStream(
+                    "the answer begins with its prompt: exclude_input_in_output was not heeded"
+                )
+
+        return sse.Reader(take=take, ends_with_a_reason="return_finish_reason" in self.inputs)
 
 
 def take_triton(answer: sse.Answer, arrived_ns: int, event: Any) -> None:  # noqa: ANN401

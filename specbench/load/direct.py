@@ -33,6 +33,7 @@ class _Talk:
     due_ns: int | None = None
     turn: int = 0
     messages: list[dict[str, str]] = field(default_factory=list)
+    body: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     prompt_sha256: str = ""
     exchange: Exchange = field(default_factory=lambda: Exchange(b""))
@@ -149,7 +150,7 @@ class DirectClient:
 
         It does with its next turn in place, whose prompt holds the engine's own answers.
         """
-        exchange, reader = talk.exchange, self._dialect.reader()
+        exchange, reader = talk.exchange, self._dialect.reader(talk.body)
         problem = exchange.problem
         began_body = False
         try:
@@ -182,10 +183,10 @@ class DirectClient:
         talk.sampling = {"max_tokens": talk.max_tokens, **self._sampling}
         if self._seed_of is not None:
             talk.sampling["seed"] = self._seed_of(prompt)
-        body = self._dialect.body(prompt, talk.messages, talk.sampling)
-        talk.prompt_sha256 = content_sha256(self._dialect.content(body))
+        talk.body = self._dialect.body(prompt, talk.messages, talk.sampling)
+        talk.prompt_sha256 = content_sha256(self._dialect.content(talk.body))
         path = self._dialect.path(prompt)
-        talk.exchange = Exchange(self._site.post(path, json.dumps(body).encode()))
+        talk.exchange = Exchange(self._site.post(path, json.dumps(talk.body).encode()))
 
     def _record(self, talk: _Talk, answer: sse.Answer, problem: str | None) -> RequestRecord:
         return record_of(

@@ -244,7 +244,7 @@ def record_of(
 ) -> RequestRecord:
     """The request that *one* is; of its body the keys *sampling* and max_tokens are kept."""
     dialect = dialect or OpenAI("")
-    reader = dialect.reader()
+    reader = dialect.reader(one.body)
     for arrived_ns, piece in one.pieces:
         reader.feed(arrived_ns, piece)
     answer = reader.close() if one.pieces else sse.Answer(problem="no answer")
