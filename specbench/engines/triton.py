@@ -24,21 +24,37 @@ from specbench.engines.vllm import free_port
 from specbench.errors import EngineError
 from specbench.records import EngineCounters, EngineFacts
 
-CONFIG_PBTXT = 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n'
+CONFIG_PBTXT = """\
+# Written by specbench. Inputs and outputs are the backend's own and are filled in by it.
+backend: "vllm"
+
+# Which GPUs an engine uses is up to vLLM.
+instance_group [
+  {
+    count: 1
+    kind: KIND_MODEL
+  }
+]
+"""
 EXIT_TIMEOUT_S = 40  # what models have to end in when the server is told to
 NO_COUNTERS = "Triton's metrics have no speculative counters"
 
 
-def write_model(repository: Path, name: str, engine_args: Mapping[str, Any]) -> Path:
-    """NAME/config.pbtxt and NAME/1/model.json, as the vLLM backend reads them; NAME's folder.
+def model_files(engine_args: Mapping[str, Any]) -> dict[str, str]:
+    """A model's files as the vLLM backend reads them, by their path below the model's folder.
 
     *engine_args* are fields of vLLM's AsyncEngineArgs, `model` among them.
     """
+    arguments = json.dumps(dict(engine_args), indent=4, ensure_ascii=False)
+    return {"config.pbtxt": CONFIG_PBTXT, "1/model.json": arguments + "\n"}
+
+
+def write_model(repository: Path, name: str, engine_args: Mapping[str, Any]) -> Path:
+    """Write the model's files into *repository*; the model's folder."""
     folder = repository / name
     (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "config.pbtxt").write_text(CONFIG_PBTXT, encoding="utf-8")
-    text = json.dumps(dict(engine_args), indent=2, ensure_ascii=False) + "\n"
-    (folder / "1" / "model.json").write_text(text, encoding="utf-8")
+    for path, text in model_files(engine_args).items():
+        (folder / path).write_text(text, encoding="utf-8")
     return folder
 
 

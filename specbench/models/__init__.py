@@ -1,0 +1,1 @@
+"""Checkpoints made fit for an engine."""
