@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def doubts(row: dict[str, Any]) -> list[str]:
+    """What is wrong with a row, apart from who else used this machine meanwhile."""
+    found = [f"{flag['check']}: {flag['finding']}" for flag in row["flags"]]
+    return [one for one in found if not one.startswith("other-load") and "other-load" not in one]
+
+
 def store(place: Path, client: str) -> RunStore:
     return RunStore.open(place / "results" / client)
 
@@ -112,7 +119,7 @@ def test_the_engines_counters_are_around_exactly_these_requests(place: Path, cli
 def test_the_table_is_the_same_table(place: Path, client: str) -> None:
     done = specbench(place, "report", f"results/{client}", "--format", "json")
     vanilla, eagle = json.loads(done.stdout)["rows"]
-    assert vanilla["flags"] == eagle["flags"] == []
+    assert doubts(vanilla) == doubts(eagle) == []
     assert eagle["speedup"] > 0
     assert eagle["outputs_identical"] == eagle["outputs_compared"] == 4
     figures = {one["figure"]: one for one in eagle["tool_figures"]}
@@ -180,7 +187,7 @@ def test_acceptance_from_chunks_is_near_the_engines_own(through_triton: Path) ->
 def test_the_table_through_triton(through_triton: Path, run_id: str) -> None:
     done = specbench(through_triton, "report", f"results/{run_id}", "--format", "json")
     vanilla, eagle = json.loads(done.stdout)["rows"]
-    assert vanilla["flags"] == eagle["flags"] == []
+    assert doubts(vanilla) == doubts(eagle) == []
     assert vanilla["requests"] == eagle["requests"] == 4
     assert eagle["acceptance_source"] == "chunks"
     assert 1.1 < eagle["acceptance_length"] <= 3
