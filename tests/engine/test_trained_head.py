@@ -95,4 +95,4 @@ def test_a_head_of_two_steps_is_loaded_and_drafts(tmp_path: Path) -> None:
     (record,) = RunStore.open(tmp_path / "results" / "t").requests("eagle-k2.one.t8.c1.r0")
     assert record.output_tokens == 8
     assert record.spec is not None
-    assert record.spec.draft_tokens > 0
+    assert record.spec.draft_tokens
