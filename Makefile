@@ -28,11 +28,11 @@ demo: $(VENV)/installed  ## environment, models, prompts, a run and its table
 	$(BIN)/specbench report
 
 test: $(VENV)/installed check  ## the fast tests first, then those that start real engines
-	$(BIN)/python -m pytest -q -m "not engine and not browser"
+	$(BIN)/python -m pytest -q -m "not engine"
 	$(MAKE) browser
 	$(BIN)/python -m pytest -q -m browser -n0
 	$(MAKE) $(OLDER)/installed
-	SPECBENCH_OLDER_VLLM=$(abspath $(OLDER)/bin/python) $(BIN)/python -m pytest -q -m engine -n0  # one at a time: they measure
+	SPECBENCH_OLDER_VLLM=$(abspath $(OLDER)/bin/python) $(BIN)/python -m pytest -q -m "engine and not browser" -n0  # one at a time: they measure
 
 browser:  ## the Chromium that looks at the HTML report; Debian's is installed where there is none
 	@for name in "$$SPECBENCH_CHROMIUM" chromium chromium-browser google-chrome; do \

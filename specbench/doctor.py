@@ -18,9 +18,10 @@ import psutil
 
 from specbench import __version__, demo, fetch, machine
 from specbench.engines import triton_probe
-from specbench.engines.installation import find_installation
+from specbench.engines.installation import find_installation, lacks, missing_libraries
 from specbench.errors import EngineError, LoadError
 from specbench.load import perf_analyzer, tools
+from specbench.telemetry.gpu import Gpus
 
 Status = Literal["ok", "note", "problem"]
 USUAL_METHODS = ("eagle", "eagle3", "draft_model", "ngram", "suffix", "medusa", "mtp", "dflash")
@@ -57,6 +58,9 @@ def engine(_: Path) -> Iterator[Finding]:
             "pip install 'specbench[cuda]' or 'specbench[cpu]', or engine.python or engine.url",
         )
         return
+    if libraries := missing_libraries(found):
+        yield Finding("engine", "problem", *lacks(libraries))
+        return
     kind = "CPU" if found.is_cpu else "CUDA"
     usual = [method for method in USUAL_METHODS if method in found.names.methods]
     more = len(found.names.methods) - len(usual)
@@ -78,10 +82,25 @@ def gpu(_: Path) -> Iterator[Finding]:
     for one in gpus:
         said = f"{one.get('name')}, driver {one.get('driver_version')}, {one.get('memory.total')}"
         yield Finding("GPU", "ok", said)
+    yield _gpu_telemetry()
     for line in machine.gpu_processes():
         yield Finding(
             "GPU", "problem", f"another process is on it: {line}", "end it, or measure elsewhere"
         )
+
+
+def _gpu_telemetry() -> Finding:
+    """Whether runs will know power, clocks and heat, and what these are now."""
+    gpus, problem = Gpus.open(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if gpus is None:
+        return Finding("GPU telemetry", "note", "runs have no power, clock and heat", problem)
+    now = gpus.read(lambda: (), time.perf_counter_ns)
+    said = "; ".join(
+        f"GPU {one['index']}: {one['power_w']} W, {one['sm_mhz']} MHz, {one['temperature_c']} °C, "
+        f"{(one['memory_bytes'] or 0) / 2**30:.1f} GiB in use"
+        for one in now
+    )
+    return Finding("GPU telemetry", "ok", said)
 
 
 def load_generators(_: Path) -> Iterator[Finding]:

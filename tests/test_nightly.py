@@ -266,6 +266,7 @@ def night(runner: Runner, number: int, recorded: Path, *without: str) -> dict[st
 # --- the nights ----------------------------------------------------------------------------------
 
 
+@pytest.mark.engine
 def test_nights_go_from_the_first_to_a_regression_and_back(runner: Runner, tmp_path: Path) -> None:
     """All of it in one test: a night takes seconds, and each builds on the one before."""
     first = night(runner, 1, tape(tmp_path, "monday", seed=1))

@@ -53,7 +53,7 @@ def table(*cases: MeasuredCase, baseline: str | None = "vanilla", **more: Any) -
     return rows(cases, baseline=baseline, **more)
 
 
-def names(found: Sequence[Row]) -> list[tuple[str, str, int]]:
+def names(found: Sequence[Row]) -> list[tuple[str, str, int | None]]:
     return [(row.arm, row.prompt_set, row.max_tokens) for row in found]
 
 

@@ -3,16 +3,21 @@
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbench import fetch, vllm_names
 from specbench.config import Config, Engine
+from specbench.engines.process import allowed_environment
 from specbench.errors import ConfigError, EngineError
 from specbench.vllm_names import VllmNames
+
+LIBRARY_PACKAGES = {"libnuma.so.1": "libnuma1", "libgomp.so.1": "libgomp1"}  # of Debian and Ubuntu
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ def find_installation(python: Path | None = None) -> Installation | None:
             text=True,
             timeout=60,
             check=False,
+            env=allowed_environment(),
         )
         folder, distributions = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -79,7 +85,33 @@ def require_installation(engine: Engine) -> Installation:
             hint="Install specbench[cuda] or specbench[cpu], name another environment's "
             "interpreter in engine.python, or a server that is up in engine.url.",
         )
+    if libraries := missing_libraries(found):
+        said, remedy = lacks(libraries)
+        raise EngineError(f"{said}.", hint=f"{remedy}.")
     return found
+
+
+def missing_libraries(found: Installation) -> list[str]:
+    """Shared libraries that a CPU build's kernels need and this system lacks (libnuma.so.1, say).
+
+    vLLM itself only says that its operators have no such attribute, after a minute. Torch brings
+    its own, which are found once it is imported.
+    """
+    if not found.is_cpu or shutil.which("ldd") is None:
+        return []
+    lacking: set[str] = set()
+    for kernels in found.package.glob("_C*.so"):
+        done = subprocess.run(["ldd", str(kernels)], capture_output=True, text=True, check=False)
+        lacking |= set(re.findall(r"^\s*(\S+) => not found", done.stdout, re.MULTILINE))
+    of_torch = {path.name for path in (found.package.parent / "torch" / "lib").glob("*.so*")}
+    return sorted(lacking - of_torch)
+
+
+def lacks(libraries: Sequence[str]) -> tuple[str, str]:
+    """What is missing, and what to do, in words."""
+    names = ", ".join(libraries)
+    packages = " ".join(LIBRARY_PACKAGES.get(name, name) for name in libraries)
+    return f"vLLM's kernels need {names}, which this system lacks", f"apt-get install {packages}"
 
 
 def absent_installation() -> Installation:

@@ -19,7 +19,7 @@ from specbench.render.read import measured_cases
 from specbench.render.report import Findings
 from specbench.store import RunStore
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.engine]
 
 Made = Callable[..., RunStore]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
