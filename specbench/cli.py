@@ -24,6 +24,23 @@ if TYPE_CHECKING:
     from specbench.store import RunStore
 
 EXIT_INTERRUPTED = 130
+
+
+def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the shell: the ids of runs."""
+    folder = Path(ctx.params.get("results") or os.environ.get("SPECBENCH_RESULTS") or "results")
+    ids = {path.parent.name for path in folder.glob("*/run.json")}
+    return sorted(id for id in ids if id.startswith(incomplete))
+
+
+def _config_names(incomplete: str) -> list[str]:
+    """For the shell: the names of configs, here and shipped."""
+    here = Path(__file__).parent
+    folders = (Path("configs"), here / "shipped_configs", here.parent / "configs")
+    names = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
 Results = Annotated[
     Path, typer.Option("--results", envvar="SPECBENCH_RESULTS", help="Where runs are kept.")
 ]
@@ -31,7 +48,13 @@ Datasets = Annotated[
     Path, typer.Option("--datasets", envvar="SPECBENCH_DATASETS", help="Where prompt sets are.")
 ]
 ConfigName = Annotated[
-    str | None, typer.Option("--config", "-c", help="A config file, or the name of one.")
+    str | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="A config file, or the name of one.",
+        autocompletion=_config_names,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -319,11 +342,15 @@ def _run_folder(given: Path, results: Path) -> Path:
 
 @app.command(
     epilog="Examples: specbench report · specbench report results/RUN --by category · "
-    "specbench report --format markdown · specbench report --format html -o report.html"
+    "specbench report --format markdown · specbench report --format html -o report.html · "
+    "specbench report --watch"
 )
 def report(
     run_folder: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run (default: the latest).")
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="A run (default: the latest).", autocompletion=_run_ids
+        ),
     ] = None,
     form: Annotated[
         str, typer.Option("--format", "-f", help="table, markdown, csv, json or html.")
@@ -340,6 +367,9 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to a file instead.")
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Redraw beside a run in progress, until it is done.")
+    ] = False,
     results: Results = Path("results"),
 ) -> None:
     """The table of a run: latency, throughput, acceptance length and speed-up of every arm."""
@@ -355,6 +385,13 @@ def report(
         _check_html(by, output)
     folder = _run_folder(run_folder, results) if run_folder else stores.latest(results)
     store = stores.RunStore.open(folder)
+    if watch:
+        if form != "table" or output is not None or strict:
+            raise UserError("--watch redraws the table; leave out --format, --output and --strict.")
+        if sys.stdout.isatty():
+            _watch(folder, _one_of("--by", by, WAYS))
+            return
+        _say("--watch needs a terminal; this is the table once.")
     cases = list(measured_cases(store))
     rows = make_rows(
         cases,
@@ -367,7 +404,11 @@ def report(
     if form == "table":
         size, colour = _terminal()
         text = rendering.as_table(
-            store.document, findings, width=size, colour=colour and not output
+            store.document,
+            findings,
+            width=size,
+            colour=colour and not output,
+            plain=output is None and _is_plain(),
         )
     elif form == "html":
         from specbench.render.html import page
@@ -385,6 +426,27 @@ def report(
     if strict and flagged:
         _say(f"{len(flagged)} of {len(rows)} rows are flagged (--strict).")
         raise typer.Exit(1)
+
+
+def _watch(folder: Path, by: Any) -> None:  # noqa: ANN401  (a slices.By)
+    """The table again and again, and then why no more."""
+    from rich.console import Console
+
+    from specbench.render import watch as watching
+
+    def draw(store: "RunStore") -> str:
+        width, colour = _terminal()
+        return watching.view(
+            store,
+            by=by,
+            baseline=_baseline(store),
+            width=width,
+            colour=colour,
+            plain=_is_plain(),
+        )
+
+    os.nice(10)  # what it takes of the CPU, it takes from the run
+    _say(watching.watch(folder, draw, Console(no_color=not _terminal()[1], highlight=False)))
 
 
 def _check_html(by: str | None, output: Path | None) -> None:
@@ -512,7 +574,10 @@ app.add_typer(baseline_app, name="baseline", help="Pin a run as a small file to 
 )
 def save(
     run_folder: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run (default: the latest).")
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="A run (default: the latest).", autocompletion=_run_ids
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file: baselines/NAME.json.")
@@ -551,7 +616,10 @@ def save(
 )
 def what_if(
     run_folder: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run (default: the latest).")
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="A run (default: the latest).", autocompletion=_run_ids
+        ),
     ] = None,
     tau: Annotated[
         float, typer.Option(help="Acceptance length: tokens per target step, bonus included.")
@@ -728,11 +796,16 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the 5 s in which the machine is watched.")
     ] = False,
+    tritonserver: Annotated[
+        str | None,
+        typer.Option(help="Try this tritonserver too (default: the one on PATH, if any)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     datasets: Datasets = Path("datasets"),
 ) -> None:
     """What is here and what is missing, with what to do about it. Exit 2 if there is a problem."""
     import json
+    import shlex
 
     from specbench import doctor as doctors
     from specbench.load import perf_analyzer
@@ -741,7 +814,8 @@ def doctor(
         typer.echo(f"perf_analyzer runs: {perf_analyzer.fix(say=_say)}/perf_analyzer")
         return
     findings = []
-    for finding in doctors.examine(datasets, without_noise=quick, say=_say):
+    command = shlex.split(tritonserver or "")
+    for finding in doctors.examine(datasets, tritonserver=command, without_noise=quick, say=_say):
         findings.append(finding)
         if not as_json:
             typer.echo("\n".join(doctors.as_lines(finding)))
@@ -806,7 +880,10 @@ triton_app = typer.Typer(
 )
 app.add_typer(triton_app, name="triton")
 TritonVersion = Annotated[
-    str | None, typer.Option("--triton", metavar="YY.MM", help="For this container, e.g. 25.02.")
+    str | None,
+    typer.Option(
+        "--triton", metavar="YY.MM", help="For this container, e.g. 25.02; here: for our own vLLM."
+    ),
 ]
 
 
@@ -842,14 +919,16 @@ def triton_write(
     from specbench.triton import repository, versions, writing
 
     path, parsed = _load_config(config, overrides)
-    container = versions.container(triton or versions.newest())
+    container = None if triton == "here" else versions.container(triton or versions.newest())
+    takes = container.takes if container else versions.require_installed()
     planned = repository.plan_repository(
         parsed,
         arms_of(parsed),
-        container.takes,
+        takes,
         config_path=path,
         names=_pairs("--name", names),
         resolve=partial(demo.resolve, say=_say, build=not dry_run),
+        in_container=container is not None,
     )
     for note in planned.notes:
         _say(f"note: {note}")
@@ -858,13 +937,14 @@ def triton_write(
             for file, text in model.files().items():
                 typer.echo(f"{output / model.name / file}:\n{text}")
     else:
-        about = {"triton": container.triton, "vllm": container.takes.vllm}
-        writing.write(planned, output, config_path=path, force=force, **about)
-        _say(
-            f"{output}: {', '.join(model.name for model in planned.models)}; for Triton "
-            f"{container.triton} with vLLM {container.takes.vllm}"
-        )
-    typer.echo(writing.docker_line(planned, output, container, env=parsed.engine.env))
+        where = container.triton if container else None
+        writing.write(planned, output, config_path=path, triton=where, vllm=takes.vllm, force=force)
+        models = ", ".join(model.name for model in planned.models)
+        _say(f"{output}: {models}; for vLLM {takes.vllm}" + (f" in Triton {where}" * bool(where)))
+    if container:
+        typer.echo(writing.docker_line(planned, output, container, env=parsed.engine.env))
+    else:
+        typer.echo(writing.server_line(planned, output))
 
 
 def _pairs(flag: str, given: list[str] | None) -> dict[str, str]:
@@ -901,8 +981,11 @@ def triton_check(
 
     mark = writing.mark_of(folder) or {}
     wanted = triton or mark.get("triton")
-    here = None if wanted else versions.installed()
-    takes = here or versions.container(wanted or versions.newest()).takes
+    if wanted == "here":
+        takes = versions.require_installed()
+    else:
+        here = None if wanted else versions.installed()
+        takes = here or versions.container(wanted or versions.newest()).takes
     where = places.Places.read(mounts or [], mark.get("mounts", {}))
     found = check.check(folder, takes, where)
     if as_json:
@@ -959,6 +1042,263 @@ def convert_eagle(
         typer.echo(f"{done.written}: {done.tensors} tensors, {done.reason}")
 
 
+# --- runs ----------------------------------------------------------------------------------------
+
+runs_app = typer.Typer(
+    help="Keep runs: list, show, delete, export as one .zip, import one.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(runs_app, name="runs")
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run's id or folder.", autocompletion=_run_ids),
+]
+
+
+@runs_app.command(
+    "list", epilog="Examples: specbench runs list · specbench runs list --json --results nightly"
+)
+def runs_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    results: Results = Path("results"),
+) -> None:
+    """Every run: id, when it began, config, status, arms, requests, size."""
+    import json
+
+    from specbench import runs as keeping
+
+    found = keeping.list_runs(results)
+    if as_json:
+        typer.echo(json.dumps([one.record() for one in found], indent=1))
+    elif found:
+        typer.echo("\n".join(keeping.as_lines(found)))
+    else:
+        _say(f"There is no run in {results}/.")
+
+
+@runs_app.command(
+    "show", epilog="Examples: specbench runs show RUN · specbench runs show RUN --json"
+)
+def runs_show(
+    run_name: RunName,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    results: Results = Path("results"),
+) -> None:
+    """How a run came to be, and the state of each of its cases."""
+    import json
+
+    from specbench import runs as keeping
+
+    about = keeping.details(keeping.folder_of(results, run_name))
+    if as_json:
+        typer.echo(json.dumps(about, indent=1))
+    else:
+        typer.echo("\n".join(keeping.details_lines(about)))
+
+
+@runs_app.command(
+    "delete", epilog="Examples: specbench runs delete RUN · specbench runs delete RUN OTHER --yes"
+)
+def runs_delete(
+    run_names: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Ids or folders.", autocompletion=_run_ids),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    results: Results = Path("results"),
+) -> None:
+    """Delete runs, after asking. A run that is being written to is refused."""
+    from specbench import runs as keeping
+
+    folders = list(dict.fromkeys(keeping.folder_of(results, name) for name in run_names))
+    if not yes:
+        for line in keeping.as_lines([keeping.summary(folder) for folder in folders]):
+            _say(line)
+        many = f"these {len(folders)} runs" if len(folders) > 1 else "this run"
+        if not _confirmed(f"Delete {many} for good?"):
+            raise UserError("Nothing was deleted.")
+    for folder in folders:
+        keeping.delete(results, folder)
+        typer.echo(f"deleted {folder}")
+
+
+@runs_app.command("export", epilog="Examples: specbench runs export RUN -o run.zip")
+def runs_export(
+    run_name: RunName,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .zip to write.")],
+    results: Results = Path("results"),
+) -> None:
+    """A run as one .zip, for another machine's `specbench runs import`."""
+    from specbench import archive
+    from specbench import runs as keeping
+
+    count = archive.export_zip(keeping.folder_of(results, run_name), output)
+    typer.echo(f"{output}: {count} files, {keeping.size_text(output.stat().st_size)}")
+
+
+@runs_app.command("import", epilog="Examples: specbench runs import run.zip")
+def runs_import(
+    file: Annotated[Path, typer.Argument(help="A .zip of `specbench runs export`.")],
+    results: Results = Path("results"),
+) -> None:
+    """A run from a .zip. It is looked through first, and is there whole or not at all."""
+    from specbench import archive
+
+    typer.echo(str(archive.import_zip(file, results)))
+
+
+def _confirmed(question: str) -> bool:
+    """What the user says; UserError where there is nobody to ask."""
+    try:
+        return bool(typer.confirm(question, default=False, err=True))
+    except typer.Abort:
+        raise UserError("Nobody answered.", hint="Give --yes to go on without asking.") from None
+
+
+# --- other tools' files --------------------------------------------------------------------------
+
+
+@app.command(
+    "import",
+    epilog="Examples: specbench import bench.json · "
+    "specbench import eagle.jsonl --k 5 --method eagle --baseline vanilla.jsonl · "
+    "specbench import artifacts/profile_export.jsonl --name aiperf-night",
+)
+def import_results(
+    file: Annotated[
+        Path, typer.Argument(help="A tool's results: a file, or a folder of artifacts.")
+    ],
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="If it isn't recognised: vllm-bench, genai-perf, genai-perf-summary, aiperf, "
+            "aiperf-raw, aiperf-summary, eagle, spec-bench or sglang.",
+        ),
+    ] = None,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=1000, help="Tokens drafted at a time, where the file doesn't say (0: none)."
+        ),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How they were drafted: eagle, eagle3, ngram, ….")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The served model.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="The same tool's results without speculation.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name (default: the file's).")] = None,
+    results: Results = Path("results"),
+) -> None:
+    """A run folder of another tool's results, with what they hold and null for the rest.
+
+    EAGLE's --depth D drafts k = D + 1, SGLang's --speculative-num-draft-tokens N at topk 1 k = N - 1.
+    docs/runs.md says how every figure is read.
+    """
+    from specbench.interchange.found import Told
+    from specbench.interchange.importing import import_file
+
+    made = import_file(
+        file,
+        results=results,
+        told=Told(k, method, model),
+        kind=kind,
+        name=name,
+        baseline=baseline,
+        command=_command(),
+    )
+    typer.echo(str(made.path))
+    what = f"{made.requests} requests" if made.requests else "its own figures, no requests"
+    _say(f"{made.kind}: {', '.join(made.arms)}: {what}")
+
+
+@app.command(
+    "export",
+    epilog="Examples: specbench export RUN --to eagle --arm eagle-k5 -o answers.jsonl · "
+    "specbench export RUN --to aiperf --arm vanilla -o profile_export.jsonl",
+)
+def export_results(
+    run_name: RunName,
+    to: Annotated[str, typer.Option("--to", help="spec-bench, eagle, aiperf or genai-perf.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    arm: Annotated[str | None, typer.Option(help="The arm, where the run has several.")] = None,
+    case: Annotated[
+        str | None, typer.Option(help="A case's id, where the arm has several.")
+    ] = None,
+    results: Results = Path("results"),
+) -> None:
+    """One arm's requests as another tool's file; what it can't hold is said."""
+    from specbench import runs as keeping
+    from specbench.interchange.exporting import export
+    from specbench.store import RunStore
+
+    store = RunStore.open(keeping.folder_of(results, run_name))
+    done = export(store, to, output, arm=arm, case=case)
+    typer.echo(f"{', '.join(map(str, done.paths))}: {done.count} written")
+    for note in done.notes:
+        _say(f"note: {note}")
+
+
+# --- init ----------------------------------------------------------------------------------------
+
+
+@app.command(
+    epilog="Examples: specbench init · specbench init --yes · "
+    "specbench init --model Qwen/Qwen3-8B --method eagle3 --prompts humaneval --yes -o q.yaml"
+)
+def init(
+    model: Annotated[str | None, typer.Option(help="The model that is served.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How tokens are drafted: METHOD, or METHOD DRAFT.")
+    ] = None,
+    prompts: Annotated[str | None, typer.Option(help="Prompt sets or files, with commas.")] = None,
+    k: Annotated[str, typer.Option(help="Draft lengths to try.")] = "1,3,5",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The config (default: by its answers).")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Take the defaults, ask nothing.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file.")] = False,
+    datasets: Datasets = Path("datasets"),
+) -> None:
+    """A first config from three answers: which model, how tokens are drafted, which prompts."""
+    from specbench import init as starting
+
+    model = _answer(model, "Which model is served?", starting.DEFAULT_MODEL, yes)
+    if method is None and not yes:
+        for head in starting.heads_for(model):
+            _say(f"  {head.method} {head.model} ({head.source})")
+    drafted = _answer(method, "How are tokens drafted?", starting.suggested(model), yes)
+    said = _answer(prompts, "Which prompts?", ",".join(starting.DEFAULT_PROMPTS), yes)
+    way, draft = starting.drafting(drafted, model)
+    lengths = tuple(dict.fromkeys(round(n) for n in _numbers("--k", k, least=1)))
+    answers = starting.Answers(model, way, draft, starting.prompt_names(said), lengths)
+    target = output or Path("configs" if Path("configs").is_dir() else "", answers.file_name)
+    if target.exists() and not overwrite:
+        if yes:
+            raise UserError(f"{target} is there already.", hint="Give --overwrite, or another -o.")
+        overwrite = _confirmed(f"Replace {target}?")
+    starting.write(answers, target, overwrite=overwrite)
+    typer.echo(str(target))
+    for name in starting.missing_sets(answers.prompts, (datasets, Path())):
+        _say(f"Then: specbench convert {name}")
+    _say(f"Then: specbench run --config {target}")
+
+
+def _answer(given: str | None, question: str, default: str, yes: bool) -> str:
+    """What was given, else what the user says, else the default."""
+    if given is not None or yes:
+        return (given or default).strip()
+    try:
+        return str(typer.prompt(question, default=default, err=True)).strip()
+    except typer.Abort:
+        raise UserError("Nobody answered.", hint="Give --yes to take the defaults.") from None
+
+
 # --- the terminal --------------------------------------------------------------------------------
 
 
@@ -972,6 +1312,15 @@ def _terminal() -> tuple[int, bool]:
     return shutil.get_terminal_size((fallback, 24)).columns, colour
 
 
+def _is_plain() -> bool:
+    """Whether the terminal's encoding has no block characters."""
+    try:
+        "▁█".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
+
+
 def _stderr() -> Any:  # noqa: ANN401  (a rich Console; rich is not imported here)
     from rich.console import Console
 
@@ -979,7 +1328,10 @@ def _stderr() -> Any:  # noqa: ANN401  (a rich Console; rich is not imported her
 
 
 def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    """On standard error, where text of servers, logs and files cannot move the cursor."""
+    from specbench.errors import without_controls
+
+    typer.echo(without_controls(text), err=True)
 
 
 def _command() -> list[str]:

@@ -1,22 +1,27 @@
 """Facts as measured, frozen and typed. Numbers derived from them live in `analysis`.
 
 Times are integers in nanoseconds from `time.perf_counter_ns` of the process that sent the
-requests (comparable within one process only); wall-clock times are ISO 8601 strings in UTC.
+requests. On Linux that is CLOCK_MONOTONIC, one clock for all processes until the machine restarts,
+so that telemetry's times are on it too; wall-clock times are ISO 8601 strings in UTC.
 """
 
-from itertools import zip_longest
-from typing import Literal
+from itertools import pairwise, zip_longest
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 Style = Literal["chat", "completion"]
 TokenSource = Literal["usage", "token_ids", "chunks"]
+MOST = 2**63  # what a time in ns or a count of tokens stays below
+Count = Annotated[int, Field(ge=0, lt=MOST)]
 
 
 class Fact(BaseModel):
-    """A frozen record. Unknown keys are refused, so that a misspelt one cannot pass in silence."""
+    """A frozen record. Unknown keys are refused, so that a misspelt one cannot pass in silence, and
+    so are NaN and infinity, which JSON has not.
+    """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Prompt(Fact):
@@ -92,6 +97,25 @@ class RequestRecord(Fact):
     def ok(self) -> bool:
         """Whether this request counts as measured."""
         return self.error is None
+
+    @property
+    def impossible(self) -> str | None:
+        """What in its figures no clock and no counter can have given; None where they can be."""
+        if any(after < before for before, after in pairwise((self.sent_ns, *self.chunk_ns))):
+            return "times that run backwards"
+        if self.ok and not self.chunk_ns:
+            return "neither an answer nor an error"
+        spec = self.spec
+        counts = [self.turn, self.start, self.cycle, self.output_tokens, self.prompt_tokens]
+        counts += [*(self.chunk_tokens or ()), *(self.chunk_chars or ())]
+        if spec:
+            counts += [spec.drafts, spec.draft_tokens, spec.accepted]
+            for of in (spec.per_step_accepted, spec.per_step_drafted, spec.accepted_histogram):
+                counts += of or ()
+        if any(n is not None and not 0 <= n < MOST for n in counts):
+            return "a count that can't be"
+        at = (self.sent_ns, self.end_ns, *self.chunk_ns[-1:])
+        return None if all(abs(ns) < MOST for ns in at) else "a time that can't be"
 
 
 class EngineCounters(Fact):
@@ -219,3 +243,98 @@ class EngineFacts(Fact):
     machine: dict[str, JsonValue] = {}
     started_at: str
     notes: tuple[str, ...] = ()
+
+
+class GpuFacts(Fact):
+    """One GPU as its driver names it, and its limits; None where it does not say."""
+
+    index: Count
+    name: str
+    uuid: str
+    driver: str
+    power_limit_w: float | None = None
+    max_sm_mhz: Count | None = None
+    memory_bytes: Count | None = None
+
+
+class TelemetrySession(Fact):
+    """A start of the sampler: what it looks at, and two clocks read together.
+
+    `at_ns` is on the requests' clock, which starts anew with each `boot_id`; `wall_ns` is since 1970.
+    `gpu_problem` says why no GPU is sampled, `root_pid` below which process everything is ours.
+    """
+
+    boot_id: str | None
+    at_ns: Count
+    wall_ns: Count
+    interval_s: float
+    root_pid: Count
+    cores: Count
+    gpus: tuple[GpuFacts, ...] = ()
+    gpu_problem: str | None = None
+    has_rapl: bool = False
+
+
+class GpuReading(Fact):
+    """One GPU at one moment, as NVML says; None where it does not.
+
+    `energy_j` counts since the driver was loaded. `slowed_by` is NVML's bit mask of what holds the
+    clocks down, `busy` the share of time in which some kernel ran, `ours` whether a process of the
+    run is on it.
+    """
+
+    index: Count
+    at_ns: Count
+    energy_j: float | None = None
+    power_w: float | None = None
+    sm_mhz: Count | None = None
+    memory_mhz: Count | None = None
+    temperature_c: Count | None = None
+    slowed_by: Count | None = None
+    memory_bytes: Count | None = None
+    busy: float | None = None
+    ours: bool | None = None
+
+
+class OtherProcess(Fact):
+    """CPU time that a process which is not ours took. By name only: command lines hold secrets."""
+
+    pid: Count
+    name: str
+    cpu_s: float
+
+
+class LoadScan(Fact):
+    """Whose work the cores that the run may use did since `since_ns`, in seconds of CPU time.
+
+    `busy_s` is all of it, `ours_s` that of the run's processes, `stolen_s` what a hypervisor took;
+    `others` are the processes that took 2% of a core and more, on whatever core.
+    """
+
+    since_ns: Count
+    ours_s: float
+    others: tuple[OtherProcess, ...] = ()
+    busy_s: float | None = None
+    stolen_s: float | None = None
+
+
+class TelemetrySample(Fact):
+    """The machine at one moment.
+
+    `rapl_j` is the energy of the CPU packages since the sampler started, `own_s` the sampler's own
+    CPU time.
+    """
+
+    at_ns: Count
+    gpus: tuple[GpuReading, ...] = ()
+    rapl_j: float | None = None
+    cpu_mhz: float | None = None
+    load: LoadScan | None = None
+    own_s: float | None = None
+
+
+class TelemetryLine(Fact):
+    """A line of telemetry.jsonl: one of the two."""
+
+    session: TelemetrySession | None = None
+    sample: TelemetrySample | None = None

@@ -7,6 +7,7 @@ A failed engine or request becomes a fact about its case; the sweep goes on with
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from specbench.analysis.curves import curves
 from specbench.analysis.precision import PrecisionWatch
@@ -20,6 +21,7 @@ from specbench.records import CounterSpan, EngineCounters, Prompt, RequestRecord
 from specbench.render.read import measured_cases
 from specbench.store import RunStore
 from specbench.sweep import VANILLA, Case, Stage, turns
+from specbench.telemetry.start import sampled
 
 FAILURES_THAT_STOP_A_CASE = 3
 
@@ -32,7 +34,7 @@ def execute(prepared: Prepared, store: RunStore, progress: Progress) -> str:
     """
     for name, prompts in prepared.prompt_sets.items():
         store.save_prompts(name, prompts.prompts)
-    with Engines(prepared, store, progress) as engines:
+    with _sampled(prepared, store, progress), Engines(prepared, store, progress) as engines:
         _run_stages(engines, store, progress)
         chooses = any(one.choose_k for one in prepared.config.speculation)
         if chooses and "chosen_k" not in store.document:
@@ -42,6 +44,20 @@ def execute(prepared: Prepared, store: RunStore, progress: Progress) -> str:
     status = "ok" if all(d and d["status"] == "ok" for d in done) else "partial"
     store.finish(status)
     return status
+
+
+def _sampled(
+    prepared: Prepared, store: RunStore, progress: Progress
+) -> AbstractContextManager[None]:
+    """The machine, sampled meanwhile; a tape's times are of another day."""
+    if prepared.config.load.client == "replay":
+        return nullcontext()
+    return sampled(
+        store,
+        say=progress.say,
+        engine_url=prepared.config.engine.url,
+        environments=[launch.env for launch in prepared.launches.values()],
+    )
 
 
 def _run_stages(engines: Engines, store: RunStore, progress: Progress) -> None:

@@ -8,6 +8,7 @@
                 cases/ID/tools.jsonl   a ToolReport a line, and the tool's own files beside it
                 cases/ID/imported.json  an Imported: where a case that was not measured here is from
                 cases/ID/done.json     written last: the case's status
+                telemetry.jsonl        a TelemetryLine a line, added by the sampler (telemetry/)
                 done.json              written last of all: the run's status
 
 A folder without done.json is unfinished and can be resumed. A torn last line of a .jsonl (power
@@ -35,8 +36,10 @@ from specbench.records import (
     Imported,
     Prompt,
     RequestRecord,
+    TelemetryLine,
     ToolReport,
 )
+from specbench.run_document import is_sound
 
 FORMAT = 1  # bump when a reader of old files would misread new ones
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,120}$")
@@ -85,13 +88,13 @@ class RunStore:
             StoreError: there is no run, or one that this version can't read.
         """
         try:
-            document = json.loads((path / "run.json").read_bytes())
+            document = _parsed((path / "run.json").read_bytes())
         except FileNotFoundError:
             raise StoreError(f"{path} holds no run (no run.json).") from None
         except (OSError, ValueError) as error:
             raise StoreError(f"{path / 'run.json'} can't be read: {error}.") from None
         found = document.get("format") if isinstance(document, dict) else None
-        if found != FORMAT:
+        if type(found) is not int or found != FORMAT:  # True and 1.0 are 1 to Python
             raise StoreError(
                 f"{path} has format {found!r}, this specbench reads {FORMAT}.",
                 hint="Read it with the specbench that wrote it.",
@@ -104,7 +107,10 @@ class RunStore:
         Raises:
             StoreError: another specbench has it.
         """
-        self._lock = (self.path / "lock").open("w", encoding="utf-8")
+        try:
+            self._lock = (self.path / "lock").open("w", encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"{self.path} can't be written: {error.strerror}.") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -124,8 +130,7 @@ class RunStore:
 
     def save_prompts(self, name: str, prompts: Sequence[Prompt]) -> None:
         """Keep the prompts that are about to be sent."""
-        folder = self.path / "prompts"
-        folder.mkdir(exist_ok=True)
+        folder = _made(self.path / "prompts")
         text = "".join(prompt.model_dump_json() + "\n" for prompt in prompts)
         write_text(folder / f"{name}.jsonl", text)
 
@@ -135,8 +140,7 @@ class RunStore:
 
     def save_engine(self, facts: EngineFacts) -> None:
         """Keep the facts of an engine that is ready."""
-        folder = self.engine_folder(facts.arm, facts.start)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _made(self.engine_folder(facts.arm, facts.start))
         write_text(folder / "engine.json", facts.model_dump_json(indent=1) + "\n")
 
     def append_request(self, case_id: str, record: RequestRecord) -> None:
@@ -155,6 +159,12 @@ class RunStore:
         """Where a load generator may leave its files."""
         return self._case(case_id)
 
+    def telemetry_file(self) -> Path:
+        """Where the sampler may add its lines: it does so itself, and without syncing."""
+        path = self.path / "telemetry.jsonl"
+        _cut_torn_line(path)
+        return path
+
     def finish_case(self, case_id: str, status: str, problem: str | None = None) -> None:
         """Write the case's status: "ok", "failed" or "partial", with the reason in words."""
         document = {"status": status, "problem": problem, "at": _now()}
@@ -163,7 +173,10 @@ class RunStore:
     def reopen_case(self, case_id: str) -> None:
         """Make an unfinished or failed case ready to be added to."""
         folder = self._case(case_id)
-        (folder / "done.json").unlink(missing_ok=True)
+        try:
+            (folder / "done.json").unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{folder} can't be added to: {error.strerror}.") from None
         for name in ("requests.jsonl", "counters.jsonl", "tools.jsonl"):
             _cut_torn_line(folder / name)
 
@@ -172,9 +185,7 @@ class RunStore:
         write_document(self.path / "done.json", {"status": status, "at": _now()})
 
     def _case(self, case_id: str) -> Path:
-        folder = self.path / "cases" / case_id
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return _made(self.path / "cases" / case_id)
 
     # --- reading ---
 
@@ -199,13 +210,17 @@ class RunStore:
             where = self.path / "cases" / case_id / "imported.json"
             raise StoreError(f"{where} can't be read: {_first_line(error)}.") from None
 
+    def telemetry(self) -> Iterator[TelemetryLine]:
+        """What the machine did meanwhile, in the order of time; nothing in runs without it."""
+        return _read(self.path / "telemetry.jsonl", TelemetryLine)
+
     def case_status(self, case_id: str) -> dict[str, Any] | None:
         """The case's done.json; None while it is unfinished."""
-        return _read_document(self.path / "cases" / case_id / "done.json")
+        return _read_status(self.path / "cases" / case_id / "done.json")
 
     def status(self) -> dict[str, Any] | None:
         """The run's done.json; None while it is unfinished."""
-        return _read_document(self.path / "done.json")
+        return _read_status(self.path / "done.json")
 
     def engines(self) -> list[EngineFacts]:
         """Every start of every engine, in order of arm and start."""
@@ -263,7 +278,8 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        os.replace(draft, path)
+        _sync_names(path.parent)
     except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -272,23 +288,58 @@ def write_text(path: Path, text: str) -> None:
 
 def _append(path: Path, fact: Fact) -> None:
     line = fact.model_dump_json(exclude_none=True).encode() + b"\n"
+    size = 0
     try:
         with path.open("ab") as file:
+            size = file.tell()
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        if not size:
+            _sync_names(path.parent)
     except OSError as error:
+        with suppress(OSError):  # what is half written must not become the middle of a line
+            os.truncate(path, size)
         raise StoreError(f"{path} can't be added to: {error.strerror}.") from None
 
 
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{folder} can't be made: {error.strerror}.") from None
+    return folder
+
+
+def _sync_names(folder: Path) -> None:
+    """Have the names in *folder* on disk: syncing a file keeps what is in it, not what it is called."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+BLOCK = 1 << 16
+
+
 def _cut_torn_line(path: Path) -> None:
-    if path.is_file():
+    """Drop what is behind the last whole line; looks at the end of the file only."""
+    try:
+        if not path.is_file():
+            return
         with path.open("rb+") as file:
-            data = file.read()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):
+            size = at = file.seek(0, os.SEEK_END)
+            whole = 0
+            while at and not whole:
+                at = max(0, at - BLOCK)
+                file.seek(at)
+                whole = at + block.rfind(b"\n") + 1 if b"\n" in (block := file.read(BLOCK)) else 0
+            if whole < size:
                 file.truncate(whole)
                 os.fsync(file.fileno())
+    except OSError as error:
+        raise StoreError(f"{path} can't be mended: {error.strerror}.") from None
 
 
 def _read(path: Path, kind: type[F]) -> Iterator[F]:
@@ -300,22 +351,58 @@ def _read(path: Path, kind: type[F]) -> Iterator[F]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield kind.model_validate_json(line)
+                fact = kind.model_validate_json(line)
+                problem = fact.impossible if isinstance(fact, RequestRecord) else None
             except ValidationError as error:
+                problem = _first_line(error)
+            if problem is not None:
                 raise StoreError(
-                    f"{path}, line {number}: not a {kind.__name__}: {_first_line(error)}",
+                    f"{path}, line {number}: not a {kind.__name__}: {problem}.",
                     hint="Something other than specbench wrote there; restore it or delete the case.",
-                ) from None
+                )
+            yield fact
 
 
 def _read_document(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_bytes())
+        document = _parsed(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} can't be read: {error}.") from None
     return document if isinstance(document, dict) else None
+
+
+def _read_status(path: Path) -> dict[str, Any] | None:
+    """A done.json: its `status`, `problem` and `at` are text."""
+    document = _read_document(path)
+    if document is None:
+        return None
+    said = {"problem": None, "at": "", **document}
+    problem = said["problem"]
+    texts = (said.get("status"), said["at"], "" if problem is None else problem)
+    if not all(isinstance(text, str) for text in texts):
+        raise StoreError(
+            f"{path} can't be read: no `status` that specbench writes.",
+            hint="Delete it, and the run is unfinished; `specbench run --resume` ends it.",
+        )
+    return said
+
+
+def _parsed(raw: bytes) -> Any:  # noqa: ANN401  (what JSON holds is any value)
+    """The JSON in *raw*, which can be written again.
+
+    Raises:
+        ValueError: it is none, or nests too deep, or holds NaN, Infinity or half a character.
+    """
+    try:
+        value = json.loads(raw)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if not is_sound(value):
+        raise ValueError("nested too deep")
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import os
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,9 @@ import pytest
 
 from specbench.records import EngineFacts, Prompt, RequestRecord, SpecRequest
 from specbench.store import RunStore
+
+# Tests run beside each other: what the sampler saw of that would flag their rows.
+os.environ.setdefault("SPECBENCH_TELEMETRY", "off")
 
 
 @pytest.fixture

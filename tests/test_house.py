@@ -15,15 +15,15 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 # Lowest first. A module may import from rows above its own, and within its own package.
 LAYERS = [
-    {"errors", "records", "vllm_names"},
-    {"fetch", "config"},
+    {"errors", "records", "vllm_names", "environment"},
+    {"fetch", "config", "run_document"},
     {"prompts", "analysis"},
-    {"engines", "load", "store", "machine", "sweep", "demo"},
+    {"engines", "load", "store", "machine", "sweep", "demo", "telemetry"},
     {"triton", "models"},
-    {"prepare", "render", "calibrate", "doctor"},
+    {"prepare", "render", "calibrate", "init", "doctor"},
     {"arms"},
-    {"run", "whatif", "baseline"},
-    {"verify"},
+    {"run", "whatif", "baseline", "interchange", "runs"},
+    {"verify", "archive"},
     {"cli"},
     {"__main__"},
 ]
@@ -74,6 +74,7 @@ def test_every_shipped_config_is_valid(path: Path) -> None:
 
 def test_the_configs_that_the_documents_name_are_shipped() -> None:
     names = {"vanilla", "eagle_k5", "eagle3_k5", "draft_k5", "ngram_k5", "pr16035", "sweep", "demo"}
+    names |= {"nightly"}
     assert names <= {path.stem for path in CONFIGS}
 
 

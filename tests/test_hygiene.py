@@ -929,3 +929,12 @@ def test_times_as_short_as_the_clients_own_error(record: Build) -> None:
     )
     assert finding("client", replace(vanilla(slow), calibration=known)) is None
     assert finding("client", vanilla(fast)) is None
+
+
+def test_a_client_that_does_not_keep_the_rate(record: Build) -> None:
+    ms = 1_000_000
+    kept = [record(p, sent=100 * i + 2, due_ns=100 * i * ms) for i, p in enumerate("abcd")]
+    late = [record(p, sent=100 * i + 30, due_ns=100 * i * ms) for i, p in enumerate("abcd")]
+    assert finding("late", vanilla(kept)) is None
+    assert "30.0 ms after they were due on average, 30%" in (finding("late", vanilla(late)) or "")
+    assert finding("late", vanilla([record(p) for p in "abcd"])) is None

@@ -404,3 +404,34 @@ def test_rows_that_are_split_name_their_part() -> None:
     split = [replace(VANILLA, part="coding"), replace(EAGLE, part="coding")]
     assert "part" in heads(table(*split))
     assert csv_rows(*split)[1]["part"] == "coding"
+
+
+def test_where_no_column_is_left_to_drop_the_doubt_is_shortened_and_explained() -> None:
+    unsure = row(3, metrics=speculating(60, 30, 10), speedup=faster(1.02, 0.97, 1.07))
+    longer = "1.02x [0.97, 1.07] no difference shown"
+    wide = table(VANILLA, unsure, width=80)
+    assert wide[2].rstrip().endswith(longer)
+    assert not any("n.d.s." in line for line in wide)
+    narrow = table(VANILLA, unsure, width=60)
+    assert heads(narrow) == ["method", "k", "prompts", "tok/s", "τ", "speed-up"]
+    assert narrow[2].rstrip().endswith("1.02x [0.97, 1.07] n.d.s.")
+    assert "n.d.s.: no difference shown" in narrow
+    assert max(map(cell_len, narrow)) <= 60
+
+
+def test_a_sweep_over_everything_fits_80_columns() -> None:
+    """Several lengths and concurrencies, the longest method of the demo, nothing shown."""
+    unsure = row(
+        3, metrics=speculating(60, 30, 10), speedup=faster(1.02, 0.97, 1.07), method="draft_model"
+    )
+    unsure = replace(unsure, label="draft_model", arm="draft_model-k3")
+    rows = [
+        replace(one, max_tokens=tokens, concurrency=at)
+        for tokens in (256, 1024)
+        for at in (1, 16)
+        for one in (VANILLA, unsure)
+    ]
+    lines = table(*rows, width=80)
+    assert max(map(cell_len, lines)) <= 80
+    assert "max" in heads(lines)
+    assert "conc" in heads(lines)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from specbench.analysis.calibration import Calibration
 from specbench.analysis.metrics import last_attempts
 from specbench.analysis.speedup import Key
+from specbench.analysis.telemetry import Timeline
 from specbench.records import (
     CounterSpan,
     EngineFacts,
@@ -45,7 +46,7 @@ class MeasuredCase:
     prompts the whole set has, of which `prompts` were to be sent; `engines` are the starts that answered, `sampling` and `limits` (of a good request, in
     ms by name) what the config says, `tools` the runs of a load generator of its own,
     `calibration` our own one's error on that machine, `imported` where a case that specbench did not
-    measure is from.
+    measure is from, `timeline` what was sampled of the machine during the run.
     """
 
     arm: str
@@ -71,6 +72,7 @@ class MeasuredCase:
     tools: Sequence[ToolReport] = ()
     calibration: Calibration | None = None
     imported: Imported | None = None
+    timeline: Timeline | None = None
 
     @property
     def condition(self) -> Condition:

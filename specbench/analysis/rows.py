@@ -13,6 +13,7 @@ from specbench.analysis.parity import Parity
 from specbench.analysis.parity import compare as compare_outputs
 from specbench.analysis.slices import WHOLE, By, Part, parts
 from specbench.analysis.speedup import Speedup, compare, pairs_of
+from specbench.analysis.telemetry import Meanwhile
 from specbench.analysis.tool_figures import Beside, beside_ours
 from specbench.records import CounterSpan, EngineFacts, Imported, RequestRecord
 
@@ -64,6 +65,7 @@ class Row:
     goodput: Goodput | None = None
     beside: tuple[Beside, ...] = ()
     imported: Imported | None = None
+    meanwhile: Meanwhile | None = None
 
     @property
     def condition(self) -> Condition:
@@ -174,6 +176,7 @@ def _row(
         parity=same,
         cost=cost,
         imported=origins[0] if origins else None,
+        meanwhile=facts.meanwhile if whole else None,
         rate=first.rate,
         goodput=goodput(everything, first.limits, open_loop=first.rate is not None)
         if first.limits and not part.is_piece
@@ -266,6 +269,7 @@ def _facts(
         prompts=first.prompts,
         engines=engines,
         calibration=first.calibration,
+        meanwhile=first.timeline.during(records) if first.timeline else None,
         machine=engines[-1].machine if engines else {},  # a resumed run may be on another
     )
 

@@ -33,6 +33,7 @@ from specbench.analysis.metrics import latency_ms, tokens_per_step, tpot_ms, ttf
 from specbench.records import RequestRecord
 
 RESAMPLES = 4000
+DRAWS_AT_ONCE = 1 << 20
 CONFIDENCE = 0.95
 FEWEST_RESIDUALS = 3  # fewer say nothing of the noise
 Floats = NDArray[np.float64]
@@ -278,7 +279,11 @@ def _of_sample(deviations: Floats, rng: np.random.Generator) -> _Effect | None:
     count = len(deviations)
     if count < 2:
         return None
-    draws = deviations[rng.integers(0, count, (RESAMPLES, count))].mean(axis=1)
+    at_once = max(1, DRAWS_AT_ONCE // count)  # whole, 1000 prompts take 64 MB
+    parts = [min(at_once, RESAMPLES - done) for done in range(0, RESAMPLES, at_once)]
+    draws = np.concatenate(
+        [deviations[rng.integers(0, count, (part, count))].mean(axis=1) for part in parts]
+    )
     unbiased = math.sqrt(count / (count - 1))  # resampling alone gives the variance over n
     variance = float((deviations**2).sum() / (count - 1) / count)
     return _Effect(draws * unbiased * _stretch(count - 1), variance)

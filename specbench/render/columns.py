@@ -7,6 +7,7 @@ from specbench.analysis.rows import Row
 
 Value = str | int | float | None
 MISSING = "–"
+DOUBT = " no difference shown"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def speedup_text(row: Row) -> str:
     if (interval := ratio.like_these) is None:
         return f"{ratio.value:.2f}x{mark}"
     text = f"{ratio.value:.2f}x [{interval.low:.2f}, {interval.high:.2f}]{mark}"
-    return text if ratio.shown else f"{text} no difference shown"
+    return text if ratio.shown else f"{text}{DOUBT}"
 
 
 def this_set_text(row: Row) -> str:
@@ -167,6 +168,13 @@ def columns(rows: Sequence[Row]) -> list[Column]:
             2,
         ),
         *(_position(i) for i in range(deepest(rows))),
+        Column(
+            "energy_per_token_j",
+            "J/tok",
+            "energy per output token",
+            lambda r: r.meanwhile.energy_per_token_j if r.meanwhile else None,
+            2,
+        ),
         Column("same", "same", "outputs identical to the baseline's, token by token", _same),
         Column(
             "predicted",

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specbench.records import RequestRecord
+from specbench.render.columns import printable
 from specbench.sweep import Case
 
 PLAIN_EVERY_S = 10.0
@@ -21,7 +22,7 @@ class RunProgress:
         self._live = console.is_terminal
         self._said_ns = 0
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
@@ -44,12 +45,13 @@ class RunProgress:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(text, markup=False, highlight=False)
+        """A line that stays. What a server or a prompt file said in it cannot move the cursor."""
+        lines = map(printable, text.split("\n"))
+        self._console.print("\n".join(lines), markup=False, highlight=False)
 
     def waiting(self, text: str) -> None:
         """What is happening now."""
-        self._bar.update(self._task, description=text)
+        self._bar.update(self._task, description=printable(text))
         self._plain(text)
 
     def advance(self, case: Case, record: RequestRecord) -> None:
@@ -59,7 +61,7 @@ class RunProgress:
             self._total += 1
             self._bar.update(self._task, total=self._total)
         what = f"{case.arm} {case.prompt_set} {record.prompt_id}"
-        self._bar.update(self._task, advance=1, description=what[:48])
+        self._bar.update(self._task, advance=1, description=printable(what)[:48])
         self._plain(f"{self._done} of {self._total} requests ({what})")
         if record.error:
             self.say(f"{case.id}, prompt {record.prompt_id}: {record.error}")

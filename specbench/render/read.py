@@ -2,13 +2,19 @@
 
 from collections.abc import Iterator
 
+from pydantic import ValidationError
+
+from specbench import run_document
 from specbench.analysis.calibration import Calibration
 from specbench.analysis.cases import MeasuredCase
+from specbench.analysis.telemetry import timeline
+from specbench.errors import StoreError
 from specbench.store import RunStore
 
 
 def measured_cases(store: RunStore) -> Iterator[MeasuredCase]:
     """Every case of the run, measured or not, in the order of its arms."""
+    run_document.check(store.path / "run.json", store.document)
     arms = {arm: place for place, arm in enumerate(store.document["arms"])}
     prompts = {name: store.prompts(name) for name in store.document["prompt_sets"]}
     engines = store.engines()
@@ -16,7 +22,11 @@ def measured_cases(store: RunStore) -> Iterator[MeasuredCase]:
     sets = list(store.document["prompt_sets"])
     limits = store.document["config"].get("goodput") or {}
     known = store.document.get("calibration")
-    calibration = Calibration.model_validate(known) if known else None
+    try:
+        calibration = Calibration.model_validate(known) if known else None
+    except ValidationError:
+        raise StoreError(f"{store.path / 'run.json'}: `calibration`: none that is known.") from None
+    sampled = timeline(store.telemetry())
     ordered = sorted(planned, key=lambda c: (sets.index(c["prompt_set"]), arms[c["arm"]]))
     for case in ordered:
         status = store.case_status(case["id"]) or {"status": "unfinished", "problem": None}
@@ -47,4 +57,5 @@ def measured_cases(store: RunStore) -> Iterator[MeasuredCase]:
             tools=store.tools(case["id"]),
             calibration=calibration,
             imported=store.imported(case["id"]),
+            timeline=sampled,
         )

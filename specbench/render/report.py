@@ -12,6 +12,7 @@ from specbench.analysis.rows import SCHEMA, Cost, Row
 from specbench.analysis.scaling import scaling
 from specbench.analysis.speedup import Question, Ratio
 from specbench.render.columns import (
+    DOUBT,
     MISSING,
     Column,
     columns,
@@ -21,6 +22,7 @@ from specbench.render.columns import (
     speedup_text,
     this_set_text,
 )
+from specbench.render.sparkline import k_curves
 from specbench.render.words import (
     beside_lines,
     curve_record,
@@ -38,6 +40,7 @@ EXPENDABLE = (
     "p_1",
     "same",
     "total_time",
+    "energy_per_token_j",
     "ttft_ms",
     "predicted",
     "this_set",
@@ -46,6 +49,9 @@ EXPENDABLE = (
     "latency_ms",
     "tpot_ms",
 )
+
+
+SHORT_DOUBT = " n.d.s."  # for DOUBT, where the table is too wide even without them
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Findings:
 
 
 def _engine_text(run: Mapping[str, Any]) -> str:
-    if run["config"]["engine"].get("kind") == "triton":
+    if (run["config"].get("engine") or {}).get("kind") == "triton":
         return "Triton with the vLLM backend"
     return f"vLLM {run['vllm'] or '(not started here)'}"
 
@@ -118,6 +124,8 @@ def schedule_text(run: Mapping[str, Any]) -> str:
     schedule = run.get("schedule", run["config"]["schedule"])
     if schedule == "blocks" and run["config"].get("repeats", 1) == 1:
         return "schedule blocks, once: the machine's drift between them is in no interval"
+    if run["config"].get("repeats", 1) == 1:
+        return f"schedule {schedule}, one start each: how starts differ is in no interval"
     return f"schedule {schedule}"
 
 
@@ -131,6 +139,7 @@ EXPLAINED = {
     "p_1",
     "predicted",
     "total_time",
+    "energy_per_token_j",
 }
 
 
@@ -276,6 +285,7 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
         "goodput_per_s": row.goodput and row.goodput.per_s,
         "good_requests": row.goodput and row.goodput.good,
         "tool_figures": [asdict(one) for one in row.beside],
+        **_machine_record(row),
         "flags": [{"check": flag.check, "finding": flag.finding} for flag in row.flags],
         "problem": row.problem,
     }
@@ -286,6 +296,23 @@ def _cost_record(row: Row) -> dict[str, Any]:
     return {name: getattr(row.cost, name) if row.cost else None for name in names}
 
 
+def _machine_record(row: Row) -> dict[str, Any]:
+    """The machine meanwhile; nothing in it where nothing was sampled."""
+    seen = row.meanwhile
+    return {
+        "energy_per_token_j": seen and seen.energy_per_token_j,
+        "energy_source": seen and seen.energy_source,
+        "power_w": seen and seen.power_w,
+        "throttled_share": seen and seen.throttled_share,
+        "max_temperature_c": seen and seen.max_temperature_c,
+        "gpu_memory_bytes": seen and seen.gpu_memory_bytes,
+        "clock_mhz": seen and seen.clock and seen.clock.mhz,
+        "others_cores": seen and seen.others_cores,
+        "stolen_cores": seen and seen.stolen_cores,
+        "sampled_every_ms": seen and seen.resolution_ms,
+    }
+
+
 def _interval(name: str, ratio: Ratio | None, question: Question) -> dict[str, float | None]:
     interval = ratio.interval(question) if ratio else None
     return {
@@ -294,13 +321,39 @@ def _interval(name: str, ratio: Ratio | None, question: Question) -> dict[str, f
     }
 
 
-def as_table(run: Mapping[str, Any], findings: Findings, *, width: int, colour: bool) -> str:
-    """A table for a terminal *width* columns wide; columns are dropped until it fits."""
+def as_table(
+    run: Mapping[str, Any], findings: Findings, *, width: int, colour: bool, plain: bool = False
+) -> str:
+    """A report for a terminal *width* columns wide; *plain* for one that knows ASCII only."""
+    from rich.console import Console
+    from rich.text import Text
+
+    rows = findings.rows
+    text, shown, is_short = table_alone(rows, width=width, colour=colour)
+    wrapped = Console(file=(tail := io.StringIO()), width=width, force_terminal=False)
+    if is_short:
+        wrapped.print(Text(f"{SHORT_DOUBT.strip()}: {DOUBT.strip()}"))
+    for line in k_curves(rows, plain=plain):
+        wrapped.print(Text(line))
+    if tail.tell():
+        tail.write("\n")
+    said = _said(run, findings)
+    for line in [*findings.headlines, *said, *footer(run, shown), *notes(rows)]:
+        wrapped.print(Text(line))
+    return text + "\n" + tail.getvalue()
+
+
+def table_alone(
+    rows: Sequence[Row], *, width: int, colour: bool
+) -> tuple[str, Sequence[Column], bool]:
+    """The table and its columns, dropped until it fits; whether its doubts had to be shortened too.
+
+    What is left then is never cut: on a terminal narrower than that it runs over the edge.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    rows = findings.rows
     shown = columns(rows)
     texts = {c.key: [cell(c, row) for row in rows] for c in shown}
     deep = [f"p_{i}" for i in range(deepest(rows), 2, -1)]
@@ -308,6 +361,9 @@ def as_table(run: Mapping[str, Any], findings: Findings, *, width: int, colour: 
         shown = [c for c in shown if c.key != key]
         if _width(shown, texts) <= width:
             break
+    is_short = _width(shown, texts) > width and any(t.endswith(DOUBT) for t in texts["speedup"])
+    if is_short:
+        texts["speedup"] = [text.replace(DOUBT, SHORT_DOUBT) for text in texts["speedup"]]
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     for column in shown:
         number = column.digits is not None or column.key in ("k", "requests", "output_tokens")
@@ -329,12 +385,7 @@ def as_table(run: Mapping[str, Any], findings: Findings, *, width: int, colour: 
         highlight=False,
     )
     console.print(table)
-    text = out.getvalue()
-    wrapped = Console(file=(tail := io.StringIO()), width=width, force_terminal=False)
-    said = _said(run, findings)
-    for line in [*findings.headlines, *said, *footer(run, shown), *notes(rows)]:
-        wrapped.print(Text(line))
-    return text + "\n" + tail.getvalue()
+    return out.getvalue(), shown, is_short
 
 
 def _width(shown: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> int:

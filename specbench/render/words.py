@@ -124,7 +124,7 @@ def explanations(rows: Sequence[Row], curves: Sequence[Curve]) -> list[str]:
     lines = [*_difference_lines(rows), *_source_lines(rows)]
     lines += [_curve_line(curve) for curve in several if curve.best]
     lines += [_scaling_line(one) for one in scaling(rows)]
-    lines += list(_cost_lines(rows))
+    lines += [*_cost_lines(rows), *_machine_lines(rows)]
     return [printable(line) for line in lines]
 
 
@@ -206,6 +206,42 @@ def _cost_lines(rows: Iterable[Row]) -> Iterator[str]:
             parts.append(f"TTFT x{1 / ttft.value:.2f} on {row.prompt_set}")
         if parts:
             yield f"{row.arm} costs: {', '.join(parts)}"
+
+
+SOURCES = {
+    "gpu counter": "the GPU's energy counter",
+    "gpu power": "the GPU's power, a mean over a second",
+    "cpu counter": "the CPU packages' energy counter, all that the machine does included",
+}
+
+
+def _machine_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """The machine during the requests, over all rows: energy, clock, heat, others."""
+    seen = [row.meanwhile for row in rows if row.meanwhile]
+    if not seen:
+        return
+    parts = []
+    if powers := [one.power_w for one in seen if one.power_w is not None]:
+        sources = {SOURCES[one.energy_source] for one in seen if one.energy_source}
+        parts.append(f"power {_range(powers, ',.0f')} W ({' and '.join(sorted(sources))})")
+    if clocks := [one.clock.mhz for one in seen if one.clock]:
+        parts.append(f"clock {_range(clocks, ',.0f')} MHz")
+    if heat := [one.max_temperature_c for one in seen if one.max_temperature_c is not None]:
+        parts.append(f"up to {max(heat):.0f} °C")
+    if shares := [one.throttled_share for one in seen if one.throttled_share is not None]:
+        parts.append(f"throttled in {_range(shares, '.0%')} of samples")
+    if memory := [one.gpu_memory_bytes for one in seen if one.gpu_memory_bytes is not None]:
+        parts.append(f"up to {max(memory) / GIB:,.1f} GiB of GPU memory in use")
+    if others := [one.others_cores for one in seen if one.others_cores is not None]:
+        parts.append(f"others took {_range(others, '.2f')} cores")
+    if parts:
+        yield f"the machine meanwhile: {', '.join(parts)}; a sample every {seen[0].resolution_ms:,.0f} ms"
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    """The least to the most, once where they read the same."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
 
 
 # --- for scripts ---------------------------------------------------------------------------------

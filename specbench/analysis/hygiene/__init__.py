@@ -11,6 +11,7 @@ from typing import Any
 from specbench.analysis.calibration import Calibration
 from specbench.analysis.metrics import CaseMetrics
 from specbench.analysis.speedup import Pair, Speedup
+from specbench.analysis.telemetry import Meanwhile
 from specbench.records import CounterSpan, EngineFacts, Prompt, RequestRecord
 
 AGREEMENT = 0.01  # two counts of the same thing may differ by this share
@@ -30,7 +31,7 @@ class CaseFacts:
 
     `sampling` is what the config says (empty: not known, as are `prompts`, `engines` and
     `machine`), `engines` are the starts that answered, `machine` is what machine.facts() said,
-    `calibration` the load client's own error just before.
+    `calibration` the load client's own error just before, `meanwhile` what was sampled of the machine.
     """
 
     method: str
@@ -46,6 +47,7 @@ class CaseFacts:
     engines: Sequence[EngineFacts] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
+    meanwhile: Meanwhile | None = None
 
     @property
     def good(self) -> list[RequestRecord]:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from specbench.analysis.distribution import sampler_suspect
 from specbench.analysis.hygiene import CaseFacts, Flag, PairFacts, acceptance, pairs, requests
+from specbench.analysis.hygiene.machine import other_clock, somebody_else, throttled
 from specbench.analysis.hygiene.setup import synthetic_acceptance
-from specbench.analysis.hygiene.timing import client_behind, cold_start, stalled_reader
+from specbench.analysis.hygiene.timing import client_behind, cold_start, late_sender, stalled_reader
 
 
 def flags(facts: CaseFacts) -> list[Flag]:
@@ -55,6 +56,9 @@ CHECKS: dict[str, Callable[[CaseFacts], str | None]] = {
     "cold-start": cold_start,
     "stalled": stalled_reader,
     "client": client_behind,
+    "late": late_sender,
+    "throttled": throttled,
+    "other-load": somebody_else,
 }
 
 PAIR_CHECKS: dict[str, Callable[[PairFacts], str | None]] = {
@@ -65,4 +69,5 @@ PAIR_CHECKS: dict[str, Callable[[PairFacts], str | None]] = {
     "lengths": pairs.unequal_lengths,
     "sampler": broken_sampler,
     "noise": pairs.noise_exceeds_claim,
+    "clocks": other_clock,
 }

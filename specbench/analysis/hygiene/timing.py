@@ -23,6 +23,7 @@ SEVERAL = 3
 SETTLED = 8  # requests after which an engine is warm (z-lab/dflash issue 135)
 MATTERS = 0.01  # a share of the mean; what moves it by less is left alone
 TO_DEVIATIONS = 1.4826  # median absolute deviation -> standard deviation, of a normal sample
+LATE = 0.1  # of the mean time between two requests of an open loop
 
 
 def stalled_reader(facts: CaseFacts) -> str | None:
@@ -69,6 +70,21 @@ def _cold(records: Sequence[RequestRecord], method: str) -> str | None:
             f"the first {count} requests' chunks came {ratio:.2f}x as far apart as the later ones'"
         )
     return None
+
+
+def late_sender(facts: CaseFacts) -> str | None:
+    """Requests of an open loop went out so long after they were due that the rate was another one."""
+    due = sorted((r.due_ns, r.sent_ns) for r in facts.records if r.due_ns is not None)
+    if len(due) < 2:
+        return None
+    late_ms = sum(sent - when for when, sent in due) / len(due) / 1e6
+    gap_ms = (due[-1][0] - due[0][0]) / (len(due) - 1) / 1e6
+    if gap_ms <= 0 or late_ms <= LATE * gap_ms:
+        return None
+    return (
+        f"requests went out {late_ms:.1f} ms after they were due on average, {late_ms / gap_ms:.0%} "
+        "of the time between two: the client did not keep the rate"
+    )
 
 
 def client_behind(facts: CaseFacts) -> str | None:
