@@ -72,7 +72,9 @@ def main() -> None:
             target = Target(server.url, server.served_model, made.models.target, server.api_key)
             for name in ("direct", *tools.TOOLS):
                 tool = tools.require(tools.TOOLS[name], say=print) if name in tools.TOOLS else None
-                maker = Clients(made.config.sampling, made.config.load, tool)
+                maker = Clients(
+                    made.config.sampling, made.config.load, tool, made.launches[arm].cores
+                )
                 clients[name, arm] = maker.measuring(target, 0, None, lambda _: None)
             clients["direct", arm].send(
                 warm_up_prompts(2), max_tokens=8, concurrency=1, on_record=lambda _: None

@@ -356,7 +356,9 @@ def _live(
 ) -> LiveArm:
     """The arm with the clients that will send to it."""
     config, seed_of = prepared.config, prepared.seed_of
-    clients = Clients(config.sampling, config.load, prepared.tool)
+    launch = prepared.launches.get(arm.id)
+    cores = launch.cores if launch else frozenset()
+    clients = Clients(config.sampling, config.load, prepared.tool, cores)
     tokenizer = prepared.models.target if prepared.models else config.model
     target = Target(server.url, server.served_model, tokenizer, server.api_key)
     if isinstance(server, TritonModel):

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
@@ -131,7 +132,7 @@ class Speculation(Strict):
         if method not in known:
             close = vllm_names.nearest(method, known)
             meant = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
-            raise ValueError(f"vLLM has no method {method!r}; {meant}")
+            raise ValueError(f"vLLM has no method {_short(method)}; {meant}")
         return method
 
     @field_validator("k")
@@ -225,6 +226,8 @@ class Engine(Strict):
             key = _field_name(written)
             if key in ("model", "host", "port", "served_model_name", "api_key"):
                 raise ValueError(f"specbench sets {key} itself; leave it out")
+            if key == "hf_token":
+                raise ValueError("hf_token would be in the process list; export HF_TOKEN instead")
             if key in ("speculative_config", "spec_method", "spec_model", "spec_tokens"):
                 raise ValueError(f"{key} would speculate in the baseline too; use `speculation`")
             if key in renamed:
@@ -246,6 +249,8 @@ class Engine(Strict):
             )
         if self.kind != "triton" and (self.server or self.models or self.grpc_url):
             raise ValueError("server, models and grpc_url go with kind: triton")
+        if "@" in urlsplit(self.url or "").netloc:
+            raise ValueError("a user or password in the url would be kept; see engine.api_key_env")
         if self.url and (self.args or self.extra_args or self.env):
             raise ValueError("a server that is already up (url) takes no args, extra_args or env")
         return self
@@ -412,6 +417,9 @@ class Config(Strict):
 # --- reading -------------------------------------------------------------------------------------
 
 
+MOST_BYTES, DEEPEST = 64 << 10, 50  # larger ones take PyYAML, which is slow, a second
+
+
 class _ConfigLoader(yaml.SafeLoader):
     """YAML 1.1's safe loader without its traps.
 
@@ -419,11 +427,18 @@ class _ConfigLoader(yaml.SafeLoader):
     errors; a date stays the text that was written.
     """
 
+    depth = 0
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: yaml.NodeEvent = self.peek_event()  # type: ignore[no-untyped-call]
         if event.anchor is not None:
             raise _refused("anchors and aliases are not taken, write it out", event.start_mark)
-        return super().compose_node(parent, index)
+        if self.depth >= DEEPEST:
+            raise _refused("nested too deep", event.start_mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def _refused(problem: str, mark: Any) -> yaml.MarkedYAMLError:  # noqa: ANN401  (yaml's, untyped)
@@ -437,6 +452,13 @@ def _finite(loader: _ConfigLoader, node: yaml.ScalarNode) -> float:
     return value
 
 
+def _whole(loader: _ConfigLoader, node: yaml.ScalarNode) -> int:
+    try:
+        return int(loader.construct_yaml_int(node))
+    except ValueError:  # of thousands of digits, or none (0x_, 0b_)
+        raise _refused(f"{_short(node.value)} is not a number", node.start_mark) from None
+
+
 def _as_written(loader: _ConfigLoader, node: yaml.ScalarNode) -> str:
     return str(node.value)
 
@@ -448,13 +470,14 @@ def _unique_mapping(loader: _ConfigLoader, node: yaml.MappingNode) -> dict[Any, 
         if not isinstance(key, str | int | float | bool | None):
             raise _refused("a key must be plain text", key_node.start_mark)
         if key in seen:
-            raise _refused(f"the key {key!r} stands twice", key_node.start_mark)
+            raise _refused(f"the key {_short(key)} stands twice", key_node.start_mark)
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
 _ConfigLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
 _ConfigLoader.add_constructor("tag:yaml.org,2002:float", _finite)
+_ConfigLoader.add_constructor("tag:yaml.org,2002:int", _whole)
 _ConfigLoader.add_constructor("tag:yaml.org,2002:timestamp", _as_written)
 
 
@@ -526,8 +549,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(path, None, f"not UTF-8 text ({error.reason}).") from None
     except OSError as error:
         raise ConfigError(path, None, f"cannot be read: {error.strerror}.") from None
-    if len(raw) > 1_000_000:
-        raise ConfigError(path, None, "over 1 MB; a config is a page of text.")
+    if len(raw) > MOST_BYTES:
+        raise ConfigError(path, None, f"over {MOST_BYTES >> 10} kB; a config is a page of text.")
     try:
         data = _parsed(text)
     except yaml.MarkedYAMLError as error:
@@ -584,7 +607,7 @@ def _set_in(path: Path, node: Any, keys: list[str], value: Any, dotted: str) -> 
 def _first_problem(path: Path, error: ValidationError) -> ConfigError:
     problem = error.errors(include_url=False)[0]
     location = problem["loc"]
-    key = ".".join(str(part) for part in location)
+    key = ".".join(str(part)[:80] for part in location)
     if problem["type"] == "extra_forbidden":
         name, model = str(location[-1]), _model_at(location[:-1])
         flag = _field_name(name)
@@ -599,8 +622,14 @@ def _first_problem(path: Path, error: ValidationError) -> ConfigError:
         return ConfigError(path, key, str(problem["ctx"]["error"]))
     said = IN_WORDS.get(problem["type"]) or problem["msg"].removeprefix("Input ")
     given = problem.get("input")
-    shown = f" (not {given!r})" if isinstance(given, str | int | float | bool | None) else ""
+    shown = f" (not {_short(given)})" if isinstance(given, str | int | float | bool | None) else ""
     return ConfigError(path, key, said[0].lower() + said[1:] + shown)
+
+
+def _short(value: object) -> str:
+    """*value* as it was written, but for the rest of a long one."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}…{text[-1:] if isinstance(value, str) else ''}"
 
 
 IN_WORDS = {
@@ -641,10 +670,10 @@ def _unknown(
     close = vllm_names.nearest(name, {*known, *(renamed or ())})
     close = (renamed or {}).get(close, close) if close else None
     if close:
-        return f"unknown key {name!r}; did you mean {close!r}?"
+        return f"unknown key {_short(name)}; did you mean {close!r}?"
     if len(known) > 20:
-        return f"unknown key {name!r}."
-    return f"unknown key {name!r}; known: {', '.join(sorted(known))}."
+        return f"unknown key {_short(name)}."
+    return f"unknown key {_short(name)}; known: {', '.join(sorted(known))}."
 
 
 def _renamed(name: str, now: str | None) -> str:

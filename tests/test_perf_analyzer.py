@@ -30,8 +30,10 @@ OTHER = "deb https://tools.example/apt tools-bookworm main\n"
         (
             [OTHER, DEB822],
             "bookworm",
-            "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
-            "http://mirror.example/debian trixie main\n",
+            (
+                "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
+                "http://mirror.example/debian trixie main\n"
+            ),
         ),
         (
             ["# deb http://no bookworm main\ndeb http://m.example/debian bookworm main contrib\n"],

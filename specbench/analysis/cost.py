@@ -36,6 +36,7 @@ from specbench.errors import UserError
 from specbench.records import RequestRecord
 from specbench.vllm_names import drafts_are_chains
 
+RESAMPLES_AT_ONCE = 200
 WHOLE = 0.9  # of the requests of the fullest k: with fewer, a k broke off
 AGREEMENT = 0.03  # expected and measured speed-up may differ by this share
 Floats = NDArray[np.float64]
@@ -432,10 +433,14 @@ def _line(step_ms: Mapping[int, float]) -> Line | None:
 
 def _resamples(prompts: int, seed: int) -> Floats:
     """The weight of each prompt in each bootstrap resample: [RESAMPLES, prompts], rows sum to 1."""
-    draws = np.random.default_rng(seed).integers(0, prompts, (RESAMPLES, prompts))
-    draws += prompts * np.arange(RESAMPLES)[:, None]
-    counts = np.bincount(draws.ravel(), minlength=RESAMPLES * prompts)
-    return counts.reshape(RESAMPLES, prompts) / prompts
+    rng, weights = np.random.default_rng(seed), np.empty((RESAMPLES, prompts))
+    for start in range(0, RESAMPLES, RESAMPLES_AT_ONCE):  # whole, draws take twice what they give
+        part = weights[start : start + RESAMPLES_AT_ONCE]
+        draws = rng.integers(0, prompts, part.shape)
+        draws += prompts * np.arange(len(part))[:, None]
+        part[:] = np.bincount(draws.ravel(), minlength=part.size).reshape(part.shape)
+    weights /= prompts
+    return weights
 
 
 def _best(ks: Sequence[int], speedups: Floats, prompts: int) -> BestK:

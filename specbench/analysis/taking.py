@@ -1,7 +1,6 @@
 """A run to its snapshot."""
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
@@ -22,9 +21,9 @@ from specbench.analysis.metrics import (
 from specbench.analysis.rows import Row, rows
 from specbench.analysis.series import WHOLE_CASE, Cell, Series, series
 from specbench.analysis.snapshot import PromptsUsed, Setup, Snapshot, SnapshotRow
+from specbench.environment import SECRET
 from specbench.records import EngineFacts, RequestRecord
 
-SECRET = re.compile(r"(?:token|key|secret|password|passwd|credentials?)$", re.IGNORECASE)
 PER_REQUEST: Mapping[str, Callable[[RequestRecord], float | None]] = {
     "tpot_ms": tpot_ms,
     "ttft_ms": ttft_ms,
@@ -51,7 +50,7 @@ def snapshot(document: Mapping[str, Any], cases: Iterable[MeasuredCase]) -> Snap
             for name, said in document["prompt_sets"].items()
         },
         sampling=document["config"].get("sampling") or {},
-        schedule=document["schedule"],
+        schedule=document.get("schedule") or "unknown",
         client=document.get("load", {}).get("client", "direct"),
         hardware={
             "cpu": machine.get("cpu"),

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 
-from specbench.records import EngineCounters
+from specbench.records import MOST, EngineCounters
 
 # Our name -> vLLM's, without the `_total` that some versions leave out.
 NAMES = {
@@ -46,6 +46,8 @@ def parse(page: str) -> EngineCounters:
                     totals[name] += sample.value
         found = {ours: int(totals[name]) for ours, name in NAMES.items() if name in totals}
         positions = tuple(int(per_position[i]) for i in range(max(per_position, default=-1) + 1))
+        if any(abs(value) >= MOST for value in (*found.values(), *positions)):
+            raise ValueError("a count that can't be")
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise CountersUnreadable(f"/metrics is not in Prometheus's format ({error})") from None
     if "generation_tokens" not in found:

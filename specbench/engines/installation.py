@@ -101,7 +101,13 @@ def missing_libraries(found: Installation) -> list[str]:
         return []
     lacking: set[str] = set()
     for kernels in found.package.glob("_C*.so"):
-        done = subprocess.run(["ldd", str(kernels)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["ldd", str(kernels)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=allowed_environment(),
+        )
         lacking |= set(re.findall(r"^\s*(\S+) => not found", done.stdout, re.MULTILINE))
     of_torch = {path.name for path in (found.package.parent / "torch" / "lib").glob("*.so*")}
     return sorted(lacking - of_torch)

@@ -14,6 +14,7 @@ from typing import Any
 
 from specbench.config import Config, Engine
 from specbench.engines.installation import Installation
+from specbench.environment import SECRET, WITHHELD
 from specbench.errors import UserError
 
 CPU_KV_CACHE_BYTES = 1 << 30
@@ -221,6 +222,7 @@ def _flags(args: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shell_line(launch: Launch) -> str:
-    """The launch as a line for a person to read and paste."""
-    sets = [f"{k}={shlex.quote(v)}" for k, v in sorted(launch.env.items())]
+    """The launch as a line for a person to read and paste; secrets are to be filled in."""
+    shown = {k: WITHHELD if SECRET.search(k) else v for k, v in launch.env.items()}
+    sets = [f"{k}={shlex.quote(v)}" for k, v in sorted(shown.items())]
     return " ".join([*sets, shlex.join(launch.argv)])

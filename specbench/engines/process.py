@@ -1,6 +1,7 @@
 """The life of a child process: started behind a guard, watched, and never left behind."""
 
 import json
+import mmap
 import os
 import re
 import signal
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from specbench.engines import guard
+from specbench.environment import SECRET
 from specbench.errors import EngineError
 
 # What a child may know of our environment. Secrets (HF_TOKEN apart, which the engine needs to
@@ -46,6 +48,21 @@ def log_tail(log: Path, lines: int = 40) -> str:
     return ""
 
 
+def withhold(log: Path, secrets: Sequence[str]) -> None:
+    """Put asterisks over *secrets* in *log*, in place: a program may print its environment."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(log.open("r+b"))
+            text = stack.enter_context(mmap.mmap(file.fileno(), 0))
+        except (OSError, ValueError):  # it is not there, or empty
+            return
+        for secret in map(os.fsencode, secrets):
+            at = text.find(secret)
+            while at >= 0:
+                text[at : at + len(secret)] = b"*" * len(secret)
+                at = text.find(secret, at + len(secret))
+
+
 class Child:
     """A running child, as a context manager: leaving it ends the child and all it started.
 
@@ -66,6 +83,7 @@ class Child:
     ) -> None:
         self.argv, self.log, self.cwd = list(argv), log.absolute(), cwd.absolute()
         self.env = {**allowed_environment(), **(env or {})}
+        self._secrets = [v for k, v in self.env.items() if SECRET.search(k) and len(v) >= 8]
         self.patience_s, self._prefork = patience_s, prefork
         self.pid = 0
         self._status: int | None = None
@@ -154,10 +172,12 @@ class Child:
             if self._guard.poll() is None:
                 self._guard.kill()
                 self._guard.wait()
+        withhold(self.log, self._secrets)
 
     def _read_status(self) -> None:
         word, _, rest = self._line().partition(" ")
         self._status = int(rest) if word == "exit" else 128 + signal.SIGKILL
+        withhold(self.log, self._secrets)  # before anyone quotes its last words
 
     def _line(self) -> str:
         """The next line from the guard; empty when it is gone."""
@@ -175,6 +195,7 @@ class Child:
 
     def failed(self, message: str, *, hint: str | None = None) -> EngineError:
         """An error about this child with the end of its log."""
+        withhold(self.log, self._secrets)
         where = f"The whole log: {self.log}"
         return EngineError(
             message,

@@ -19,6 +19,7 @@ import httpx
 
 from specbench import machine
 from specbench.engines import counters
+from specbench.engines.bounded import Bounded
 from specbench.engines.process import SECRET_NAME, Child
 from specbench.engines.vllm import free_port
 from specbench.errors import EngineError
@@ -123,7 +124,12 @@ class TritonServer:
             if not self.url:
                 self._start()
             self._http = self._stack.enter_context(
-                httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+                httpx.Client(
+                    base_url=self.url,
+                    timeout=30,
+                    trust_env=False,
+                    transport=Bounded(verify=self.url.startswith("https"), trust_env=False),
+                )
             )
             self._until_ready()
         except BaseException:

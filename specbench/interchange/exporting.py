@@ -52,6 +52,7 @@ def select(store: RunStore, arm: str | None, case: str | None) -> list[MeasuredC
     Raises:
         ExchangeError: they come to several, or to none.
     """
+    cases = list(measured_cases(store))  # refuses a run.json that is none
     ids = [planned["id"] for planned in store.document["cases"]]
     by_id = {
         (one["arm"], one["prompt_set"], one["max_tokens"], one["concurrency"], one.get("rate")): one
@@ -64,7 +65,7 @@ def select(store: RunStore, arm: str | None, case: str | None) -> list[MeasuredC
         raise ExchangeError(store.path, None, f"no arm {arm}.", hint=f"There are: {there}.")
     wanted = next((one for one in store.document["cases"] if one["id"] == case), None)
     found: dict[tuple[object, ...], list[MeasuredCase]] = {}
-    for one in measured_cases(store):
+    for one in cases:
         if (arm is None or one.arm == arm) and (wanted is None or _is_of(one, wanted)):
             found.setdefault((one.arm, *one.condition), []).append(one)
     if len(found) != 1:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from specbench.load.sse import Answer
+from specbench.load.sse import Answer, count
 from specbench.records import Prompt, RequestRecord
 
 
@@ -25,8 +25,9 @@ def record_of(
     """The same facts from every client; *problem* is what went wrong beside the answer itself."""
     tokens, source = answer.tokens
     usage = answer.usage or {}
-    details = usage.get("prompt_tokens_details") or {}
-    said = _count(usage.get("prompt_tokens"))
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    said = count(usage.get("prompt_tokens"))
     return RequestRecord(
         prompt_id=prompt.id,
         turn=turn,
@@ -42,15 +43,14 @@ def record_of(
         prompt_head=answer.prompt_head,
         output_tokens=tokens,
         token_source=source,
-        cached_tokens=_count(details.get("cached_tokens")),
-        finish_reason=answer.finish_reason,
+        cached_tokens=count(cached),
+        finish_reason=_whole(answer.finish_reason),
         token_ids=tuple(answer.token_ids) or None,
-        # Half a surrogate pair (a model can emit one) fits in no file: it becomes "?".
-        text="".join(answer.text).encode("utf-8", "replace").decode("utf-8"),
+        text=_whole("".join(answer.text)) or "",
         sampling=dict(sampling),
         prompt_sha256=prompt_sha256,
         spec=answer.spec,
-        error=problem or answer.problem,
+        error=_whole(problem or answer.problem),
     )
 
 
@@ -59,5 +59,6 @@ def content_sha256(content: Any) -> str:  # noqa: ANN401  (messages, or the text
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _count(value: Any) -> int | None:  # noqa: ANN401
-    return value if isinstance(value, int) and value >= 0 else None
+def _whole(text: str | None) -> str | None:
+    """Half a surrogate pair (a model can emit one) fits in no file: it becomes "?"."""
+    return None if text is None else text.encode("utf-8", "replace").decode("utf-8")

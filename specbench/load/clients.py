@@ -17,11 +17,15 @@ TOOL_CLIENTS = {"genai-perf": GenAIPerfClient, "aiperf": AIPerfClient}
 
 @dataclass(frozen=True)
 class Clients:
-    """Makes the load generators of a run; `tool` is there when the config names one."""
+    """Makes the load generators of a run; `tool` is there when the config names one.
+
+    `keep_off` are the cores that the engine computes on.
+    """
 
     sampling: Sampling
     load: Load
     tool: Installed | None = None
+    keep_off: frozenset[int] = frozenset()
 
     def direct(
         self, target: Target, start: int, seed_of: Callable[[Prompt], int] | None = None
@@ -56,5 +60,6 @@ class Clients:
             sampling=self.sampling,
             load=self.load,
             start=start,
+            keep_off=self.keep_off,
             waiting=waiting,
         )

@@ -148,7 +148,7 @@ def take_triton(answer: sse.Answer, arrived_ns: int, event: Any) -> None:  # noq
     text, tokens = event.get("text_output"), event.get("num_output_tokens")
     if not isinstance(text, str):
         raise sse.BadStream("the stream holds a response without text_output")
-    counted = tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else 0
+    counted = sse.count(tokens) or 0
     if text or counted:
         answer.chunk_ns.append(arrived_ns)
         answer.chunk_tokens.append(counted)

@@ -16,6 +16,7 @@ from specbench.errors import LoadError
 MAX_HEAD_BYTES = 64 << 10
 MAX_ANSWER_BYTES = 64 << 20
 MAX_REFUSAL_BYTES = 4096
+MAX_CHUNKS = 1 << 19  # one a token; more would take h11 many seconds to take out
 LAST_CHUNK = b"\r\n0\r\n"
 TAIL_BYTES = 256  # in which the last chunk and its trailers are looked for
 HEAD_END = re.compile(rb"\n\r?\n")
@@ -146,7 +147,7 @@ def body(pieces: Iterable[tuple[int, bytes]], *, whole: bool) -> Iterator[tuple[
         AnswerError: a status other than 200, a compressed body, or a *whole* answer that is not.
     """
     refused: h11.Response | None = None
-    said, started = b"", False
+    said, chunks = b"", 0
     try:
         for arrived_ns, event in _events([*pieces, (0, b"")] if whole else pieces):
             if isinstance(event, h11.Response):
@@ -154,11 +155,13 @@ def body(pieces: Iterable[tuple[int, bytes]], *, whole: bool) -> Iterator[tuple[
             elif isinstance(event, h11.Data) and refused is not None:
                 said += event.data
             elif isinstance(event, h11.Data):
-                started = True
+                chunks += 1
+                if chunks > MAX_CHUNKS:
+                    raise AnswerError(f"the answer is in over {MAX_CHUNKS} chunks")
                 yield arrived_ns, bytes(event.data)
     except h11.RemoteProtocolError as error:
         if whole and refused is None:
-            what = "the stream was cut" if started else "the request failed"
+            what = "the stream was cut" if chunks else "the request failed"
             raise AnswerError(f"{what}: RemoteProtocolError: {_in_words(error)}") from None
     if refused is not None:
         raise AnswerError(_refusal(refused, said))

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from specbench.environment import for_installers
 from specbench.errors import LoadError
 from specbench.fetch import cache_dir, fetch_member
 
@@ -142,6 +143,7 @@ def check(bin: Path) -> None:
             capture_output=True,
             check=False,
             timeout=30,
+            env=for_installers(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LoadError(f"{bin}/perf_analyzer does not start: {error}.", hint=WAYS_OUT) from None
@@ -246,7 +248,14 @@ def _download(work: Path, sources: str) -> None:
 
 
 def _run(argv: list[str], cwd: Path) -> None:
-    done = subprocess.run(argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(
+        argv,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        env=for_installers(),
+    )
     if done.returncode:
         said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
         raise LoadError(

@@ -7,13 +7,14 @@ inside a JSON string is text (str.splitlines, which httpx's line reader uses, wo
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.records import SpecRequest, TokenSource
 
 PROMPT_HEAD = 8
+MOST_TOKENS = 1 << 31  # more are no count
 
 
 class BadStream(Exception):
@@ -39,8 +40,8 @@ class Answer:
     @property
     def tokens(self) -> tuple[int | None, TokenSource | None]:
         """Output tokens and who counted them: the server's usage where it is given."""
-        if self.usage is not None and isinstance(self.usage.get("completion_tokens"), int):
-            return int(self.usage["completion_tokens"]), "usage"
+        if (said := count(self.usage.get("completion_tokens") if self.usage else None)) is not None:
+            return said, "usage"
         if self.token_ids:
             return len(self.token_ids), "token_ids"
         return (len(self.chunk_ns), "chunks") if self.chunk_ns else (None, None)
@@ -59,14 +60,19 @@ class Reader:
     def __init__(self, *, take: Take | None = None, ends_with_a_reason: bool = True) -> None:
         self._take, self._ends_with_a_reason = take or _take, ends_with_a_reason
         self._answer = Answer()
-        self._rest = b""
+        self._rest: list[bytes] = []  # of a line that has not ended
         self._data: list[bytes] = []
         self._arrived_ns = 0
 
     def feed(self, arrived_ns: int, piece: bytes) -> None:
         """Take the next *piece*. A chunk's time is that of the piece that completed it."""
         self._arrived_ns = arrived_ns
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        first, *lines = piece.split(b"\n")
+        self._rest.append(first)
+        if not lines:
+            return
+        lines.insert(0, b"".join(self._rest))
+        self._rest = [lines.pop()]
         for line in map(bytes.rstrip, lines):
             if line.startswith(b"data:"):
                 self._data.append(line[5:].lstrip())
@@ -75,8 +81,9 @@ class Reader:
 
     def close(self) -> Answer:
         """The answer, now that all pieces are in."""
-        if self._rest.startswith(b"data:"):  # a last line that the server did not end
-            self._data.append(self._rest[5:].strip())
+        rest = b"".join(self._rest)
+        if rest.startswith(b"data:"):  # a last line that the server did not end
+            self._data.append(rest[5:].strip())
         if self._data:
             self._event()
         if not self._ends_with_a_reason and self._answer.finish_reason is None:
@@ -164,20 +171,28 @@ def spec_of(stats: Any) -> SpecRequest | None:  # noqa: ANN401
     if not isinstance(stats, dict):
         return None
     drafted = _counts(stats.get("per_step_drafted"))
-    try:
-        return SpecRequest(
-            drafts=sum(n > 0 for n in drafted) if drafted else int(stats["num_spec_steps"]),
-            draft_tokens=int(stats["num_draft_tokens"]),
-            accepted=int(stats["num_accepted_draft_tokens"]),
-            accepted_histogram=_counts(stats.get("acceptance_histogram")),
-            per_step_accepted=_counts(stats.get("per_step_accepted")),
-            per_step_drafted=drafted,
-        )
-    except (KeyError, TypeError, ValueError):
+    drafts = sum(n > 0 for n in drafted) if drafted else count(stats.get("num_spec_steps"))
+    draft_tokens = count(stats.get("num_draft_tokens"))
+    accepted = count(stats.get("num_accepted_draft_tokens"))
+    if drafts is None or draft_tokens is None or accepted is None:
         return None
+    return SpecRequest(
+        drafts=drafts,
+        draft_tokens=draft_tokens,
+        accepted=accepted,
+        accepted_histogram=_counts(stats.get("acceptance_histogram")),
+        per_step_accepted=_counts(stats.get("per_step_accepted")),
+        per_step_drafted=drafted,
+    )
+
+
+def count(value: Any) -> int | None:  # noqa: ANN401
+    """*value* where it can be how many tokens there are; None where a server says nonsense."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS
+    return int(value) if is_count else None
 
 
 def _counts(values: Any) -> tuple[int, ...] | None:  # noqa: ANN401
-    if isinstance(values, Sequence) and all(isinstance(v, int) for v in values):
+    if isinstance(values, list) and all(count(value) is not None for value in values):
         return tuple(values)
     return None

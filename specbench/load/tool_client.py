@@ -4,10 +4,12 @@ The tool gets a file of prompts and sends them; its own export of every request 
 RequestRecords, so that every table and check works on them as on those of our own client.
 """
 
+import os
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,10 @@ class Exchange:
 
 
 class ToolClient(ABC):
-    """A LoadGenerator that runs *tool* for each `send`: once, or once for each turn."""
+    """A LoadGenerator that runs *tool* for each `send`: once, or once for each turn.
+
+    It is kept off the cores that engines compute on, which it would take time from.
+    """
 
     unit = "set"
     turn_by_turn = False  # whether it has to be given each turn with the answers before it
@@ -101,9 +106,11 @@ class ToolClient(ABC):
         sampling: Sampling,
         load: Load,
         start: int = 0,
+        keep_off: frozenset[int] = frozenset(),
         waiting: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.tool, self.target, self._start = tool, target, start
+        self._cores = os.sched_getaffinity(0) - keep_off
         self.sampling, self.load, self._waiting = sampling.body(), load, waiting
         self.dialect = target.dialect()
 
@@ -193,6 +200,8 @@ class ToolClient(ABC):
         began = time.monotonic()
         try:
             with Child(argv, log=log, cwd=job.folder, env=env, patience_s=5) as child:
+                with suppress(OSError):  # what it starts stays there as well
+                    os.sched_setaffinity(child.pid, self._cores)
                 while (code := child.poll()) is None:
                     passed_s = time.monotonic() - began
                     if passed_s > limit_s:

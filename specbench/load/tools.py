@@ -12,7 +12,6 @@ A path that the user gives (`load.command`) is used instead, as it is.
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbench.environment import for_installers, without_secrets
 from specbench.errors import LoadError
 from specbench.fetch import cache_dir, find_uv
 
@@ -130,6 +130,7 @@ def _make(tool: Tool, folder: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         check=False,
+        env=for_installers(),
     )
     version = _version(tool, folder / "bin" / tool.name)
     made = {"tool": tool.name, "version": version, "lock_sha256": _fingerprint(tool)}
@@ -137,11 +138,14 @@ def _make(tool: Tool, folder: Path) -> None:
 
 
 def _carry_out(tool: Tool, argv: Sequence[str]) -> None:
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=for_installers()
+    )
     if done.returncode:
         said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
         raise LoadError(
-            f"An environment for {tool.name} cannot be made: {said[-1] if said else 'no reason'}.",
+            f"An environment for {tool.name} cannot be made: "
+            f"{without_secrets(said[-1]) if said else 'no reason'}.",
             hint=f"Tried: {' '.join(argv)}. `load.command` takes one that you have.",
         )
 
@@ -159,7 +163,7 @@ def _version(tool: Tool, command: Path) -> str:
             capture_output=True,
             check=False,
             timeout=CHECK_TIMEOUT_S,
-            env={**os.environ, "NO_COLOR": "1"},
+            env={**for_installers(), "NO_COLOR": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LoadError(f"{tool.name} at {command} does not run: {error}.") from None

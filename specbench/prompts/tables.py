@@ -174,12 +174,27 @@ def parquet_rows(path: Path, column: str | None) -> Iterator[Row]:
     """The rows of a parquet file, from 1, about a thousand in memory at a time."""
     record_of = as_row(column) if column is not None else filled
     number = 0
-    for batch in _parquet(path).iter_batches(BATCH_ROWS):
-        for record in batch.to_pylist():
+    for batch in _batches(path):
+        for record in batch:
             number += 1
             yield number, record_of(record)
     if not number:
         raise PromptError(path, None, "no prompts: the table has no rows")
+
+
+def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The rows of a parquet file, some at a time; PromptError where a page of it is damaged."""
+    from pyarrow import ArrowException
+
+    batches = iter(_parquet(path).iter_batches(BATCH_ROWS))
+    while True:
+        try:
+            rows: list[dict[str, Any]] = next(batches).to_pylist()
+        except StopIteration:
+            return
+        except (OSError, ArrowException, ValueError) as error:  # bytes of a text that are no UTF-8
+            raise PromptError(path, None, f"a damaged parquet file: {error}") from error
+        yield rows
 
 
 def _parquet(path: Path) -> Any:  # noqa: ANN401  (pyarrow has no types)

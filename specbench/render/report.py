@@ -11,6 +11,7 @@ from specbench.analysis.curves import Curve
 from specbench.analysis.rows import SCHEMA, Cost, Row
 from specbench.analysis.scaling import scaling
 from specbench.analysis.speedup import Question, Ratio
+from specbench.errors import without_controls
 from specbench.render.columns import (
     DOUBT,
     MISSING,
@@ -211,7 +212,7 @@ def as_csv(run: Mapping[str, Any], findings: Findings) -> str:
     )
     writer.writeheader()
     writer.writerows(records)
-    return out.getvalue()
+    return without_controls(out.getvalue())
 
 
 def as_json(run: Mapping[str, Any], findings: Findings) -> str:
@@ -225,7 +226,9 @@ def as_json(run: Mapping[str, Any], findings: Findings) -> str:
         "curves": [curve_record(curve) for curve in findings.curves],
         "concurrency": [scaling_record(one) for one in scaling(findings.rows)],
     }
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # What is not printable stands inside of strings: escaped, it cannot move a terminal's cursor.
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def _records(rows: Sequence[Row]) -> list[dict[str, Any]]:

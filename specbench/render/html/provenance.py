@@ -1,6 +1,5 @@
 """Where the numbers come from: config, versions, hardware, and the commands to run it again."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,11 +7,11 @@ from typing import Any
 
 import yaml
 
+from specbench.environment import SECRET
 from specbench.records import EngineFacts
 from specbench.render.columns import printable
 from specbench.store import RunStore
 
-SECRET = re.compile(r"(?:token|key|secret|password|passwd|credentials?)$", re.IGNORECASE)
 WITHHELD = "(not shown)"
 
 
