@@ -279,11 +279,15 @@ def _carry_out(prepared: "Prepared", store: "RunStore") -> None:
 
 
 def _calibrate(prepared: "Prepared", store: "RunStore") -> None:
-    """Note what our own client's error is on this machine just now: a second."""
+    """Note what our own client's error is on this machine just now: a second.
+
+    SPECBENCH_CALIBRATION=off leaves it out, and with it the check that looks at it.
+    """
     from specbench.calibrate import quick_calibration
 
     config = prepared.config
-    if config.load.client == "direct" and "calibration" not in store.document:
+    wanted = os.environ.get("SPECBENCH_CALIBRATION") != "off"
+    if wanted and config.load.client == "direct" and "calibration" not in store.document:
         measured = quick_calibration((1, config.in_flight))
         store.amend({"calibration": measured.model_dump(mode="json")})
 

@@ -16,6 +16,7 @@ from specbench.store import RunStore
 
 # Tests run beside each other: what the sampler saw of that would flag their rows.
 os.environ.setdefault("SPECBENCH_TELEMETRY", "off")
+os.environ.setdefault("SPECBENCH_CALIBRATION", "off")  # a second for each run
 
 
 @pytest.fixture

@@ -182,9 +182,14 @@ def report_rows(workplace: Path) -> list[dict[str, object]]:
     return rows
 
 
-def test_a_run_ends_in_a_table(workplace: Path) -> None:
+def test_a_run_ends_in_a_table(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECBENCH_CALIBRATION", "on")
     done = run(workplace)
     assert done.returncode == 0, done.stderr
+    (kept,) = workplace.glob("results/*/run.json")
+    (known,) = json.loads(kept.read_text(encoding="utf-8"))["calibration"]["errors"]
+    assert known["concurrency"] == 1
+    assert known["chunks"] > 100
     eagle = next(row for row in report_rows(workplace) if row["method"] == "eagle")
     assert eagle["requests"] == 4
     assert eagle["output_tokens"] == 96
@@ -243,7 +248,15 @@ def test_unreadable_counters_leave_acceptance_to_the_requests(workplace: Path) -
     assert eagle["acceptance_length"] == pytest.approx(1 + 6 / 17)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.engine),  # as INT; kept from the fast part
+        pytest.param(signal.SIGHUP, marks=pytest.mark.engine),
+    ],
+)
 def test_a_run_that_is_stopped_leaves_nothing_and_can_go_on(
     workplace: Path, number: signal.Signals
 ) -> None:

@@ -213,6 +213,7 @@ def leaks(folder: Path, *texts: str) -> list[str]:
     return found + [str(path) for path in files if any(w in path.read_bytes() for w in words)]
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("mode", ["ok", "exits", "dies"])
 def test_no_secret_is_in_anything_that_a_run_leaves(workplace: Path, mode: str) -> None:
     """A good run and failing ones, of an engine that prints its environment into its log."""
@@ -229,6 +230,7 @@ def test_no_secret_is_in_anything_that_a_run_leaves(workplace: Path, mode: str) 
     assert "HF_TOKEN=*" in log  # it was printed, and is covered
 
 
+@pytest.mark.engine
 def test_a_resumed_run_takes_its_secrets_from_the_environment_again(workplace: Path) -> None:
     first = ("run", "--config", "c.yaml", "--run-id", "one", "--set", "engine.env.FAKE_MODE=exits")
     assert specbench(workplace, *first).code == 3
@@ -243,6 +245,7 @@ def test_a_resumed_run_takes_its_secrets_from_the_environment_again(workplace: P
     assert leaks(workplace, done.stdout, done.stderr) == []
 
 
+@pytest.mark.engine
 def test_engines_listen_on_this_machine_alone_and_run_no_code_of_models(workplace: Path) -> None:
     """And where a config asks for remote code, the record says so."""
     asked = ["--set", "engine.args.trust_remote_code=true", "--set", "baseline=false"]
