@@ -125,14 +125,19 @@ class Recorder(BaseHTTPRequestHandler):
     bodies: ClassVar[list[tuple[str, dict[str, Any], str | None]]] = []
     in_flight = 0
     most_in_flight = 0
+    answers_at = 1  # so many must be in flight before one is answered, for 5 s at most
+    turnstile: ClassVar[threading.Condition]
 
     def do_POST(self) -> None:
         length = int(self.headers["content-length"])
         body = json.loads(self.rfile.read(length))
-        type(self).in_flight += 1
-        type(self).most_in_flight = max(self.most_in_flight, self.in_flight)
-        self.bodies.append((self.path, body, self.headers["authorization"]))
-        time.sleep(0.05)
+        with self.turnstile:
+            type(self).in_flight += 1
+            type(self).most_in_flight = max(self.most_in_flight, self.in_flight)
+            self.bodies.append((self.path, body, self.headers["authorization"]))
+            self.turnstile.notify_all()
+            self.turnstile.wait_for(lambda: self.most_in_flight >= self.answers_at, 5)
+        time.sleep(0.05)  # another one too many would be seen
         choice = {
             "index": 0,
             "delta": {"content": f"answer {len(self.bodies)}"},
@@ -143,7 +148,8 @@ class Recorder(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
-        type(self).in_flight -= 1
+        with self.turnstile:
+            type(self).in_flight -= 1
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -152,7 +158,8 @@ class Recorder(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def recorder() -> Iterator[tuple[str, type[Recorder]]]:
-    handler = type("Fresh", (Recorder,), {"bodies": [], "in_flight": 0, "most_in_flight": 0})
+    fresh = {"bodies": [], "in_flight": 0, "most_in_flight": 0}
+    handler = type("Fresh", (Recorder,), {**fresh, "turnstile": threading.Condition()})
 
     class Server(ThreadingHTTPServer):
         request_queue_size = 64  # more at once wait a second to be let in
@@ -238,6 +245,7 @@ def test_a_completion_is_sent_as_bare_text(recorder: tuple[str, type[Recorder]])
 
 def test_concurrency_is_how_many_are_in_flight(recorder: tuple[str, type[Recorder]]) -> None:
     url, handler = recorder
+    handler.answers_at = 4  # however late the server's threads get going
     prompts = [Prompt(id=str(i), turns=("x",)) for i in range(8)]
     assert len(send(url, *prompts, concurrency=4)) == 8
     assert handler.most_in_flight == 4
