@@ -108,8 +108,7 @@ class Engines:
             if prepared.config.load.client == "replay":
                 live = _replayed(prepared.config, store, stage, wanted)
             elif engine.kind == "triton":
-                triton, names = self.triton(), self._served_names()
-                live = _loaded(triton, names, prepared, store, progress, stage, wanted, stack)
+                live = self._in_triton(stage, wanted, stack)
             elif engine.url:
                 live = _attached(prepared, store, progress, wanted, stack)
             else:
@@ -126,13 +125,24 @@ class Engines:
                     if live_arm.child is not None and live_arm.owns_child:
                         live_arm.child.ask_to_stop()
 
+    def _in_triton(self, stage: Stage, arms: Sequence[Arm], stack: ExitStack) -> dict[str, LiveArm]:
+        """The arms' models in the run's Triton; where there is none, their cases say why."""
+        prepared, store, progress = self.prepared, self._store, self._progress
+        try:
+            triton = self.triton()
+        except EngineError as error:
+            for arm in arms:
+                fail_arm(store, progress, stage, arm.id, error)
+            return {}
+        return _loaded(triton, self._served_names(), prepared, store, progress, stage, arms, stack)
+
     def triton(self) -> TritonServer:
-        """The run's Triton, started (or found) when it is first needed.
+        """The run's Triton, started (or found) when it is first needed, and again when it died.
 
         Raises:
             EngineError: there is none.
         """
-        if self._triton is None:
+        if self._triton is None or self._triton.has_died:
             prepared, store = self.prepared, self._store
             folder = store.path / "engines" / "triton"
             repository = folder / "model_repository"
@@ -180,11 +190,19 @@ def _loaded(
         except EngineError as error:
             fail_arm(store, progress, stage, arm.id, error)
             continue
-        stack.callback(triton.unload, name)
+        stack.callback(_unload, triton, name, progress)
         store.save_engine(facts)
         progress.say(f"{name} is loaded after {facts.startup_s:.0f} s")
         live[arm.id] = _live(prepared, progress, arm, start, model, triton.child, owns_child=False)
     return live
+
+
+def _unload(triton: TritonServer, name: str, progress: Progress) -> None:
+    """Make room for the next model. What was measured stays measured if that fails."""
+    try:
+        triton.unload(name)
+    except EngineError as error:
+        progress.say(str(error))
 
 
 def _replayed(

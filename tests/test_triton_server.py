@@ -22,6 +22,9 @@ from specbench.errors import EngineError
 from specbench.load.dialects import OPTIONAL_INPUTS, OpenAI, Triton
 from specbench.load.direct import DirectClient
 from specbench.records import Prompt, RequestRecord
+from specbench.run import execute
+from specbench.store import RunStore
+from specbench.sweep import Case
 
 STEPS = [("1", 1), (". 1\n", 4), ("2", 1), ("", 1), (" and more", 2)]
 ALL_INPUTS = ("text_input", "stream", "sampling_parameters", *OPTIONAL_INPUTS)
@@ -261,3 +264,57 @@ def test_the_openai_dialect_says_what_it_always_said() -> None:
     assert body["prompt"] == "x"
     assert "messages" not in body
     assert OpenAI("m").path(prompt) == "/v1/completions"
+
+
+class Quiet:
+    """Progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def waiting(self, text: str) -> None:
+        pass
+
+    def advance(self, case: Case, record: RequestRecord) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["is not there", "goes away"])
+def test_a_triton_that_is_gone_fails_its_arms_and_not_the_run(
+    fake: FakeTriton, tmp_path: Path, how: str
+) -> None:
+    """Every case gets its reason; a server that died cannot be told to unload either."""
+    source, url = config.find("triton_demo"), fake.url
+    if how == "is not there":
+        url = "http://127.0.0.1:9"
+    else:
+        fake.how = {"generate": (200, {"text_output": "4"})}
+        post = fake.post
+
+        def die(path: str, body: dict[str, Any]) -> tuple[int, Any] | tuple[int, Any, str]:
+            if path.endswith("/unload"):
+                raise ConnectionAbortedError
+            return (200, b"") if path.endswith("/load") else post(path, body)
+
+        fake.post = die  # type: ignore[method-assign]
+    engine = f"engine={{kind: triton, url: '{url}'}}"
+    sets = ["prompts=[{set: smoke, limit: 1, style: completion}]", "load.warmup=0", engine]
+    prepared = prepare.prepare(
+        config.load(source, ["model=m", *sets]),
+        config_path=source,
+        prompt_folders=(Path(__file__).parents[1] / "datasets",),
+    )
+    about = prepare.document(prepared, config_path=source, command=[])
+    progress = Quiet()
+    with RunStore.create(tmp_path, "t", about) as store:
+        status = execute(prepared, store, progress)
+        ends = {case.id: store.case_status(case.id) for case in prepared.plan.cases}
+    assert all(ends.values())  # no case without a verdict
+    if how == "is not there":
+        assert status == "partial"
+        assert all("did not answer" in str(end and end["problem"]) for end in ends.values())
+    else:
+        assert any("did not unload" in line for line in progress.said)

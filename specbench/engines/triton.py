@@ -182,6 +182,11 @@ class TritonServer:
             self._waiting(f"starting Triton ({time.monotonic() - began:.0f} s)")
             time.sleep(0.1)
 
+    @property
+    def has_died(self) -> bool:
+        """Whether it was ours and is gone."""
+        return self.child is not None and self.child.poll() is not None
+
     def _must_live(self) -> None:
         if self.child is not None and (code := self.child.poll()) is not None:
             raise self._failed(f"tritonserver ended with status {code}.")
@@ -275,16 +280,20 @@ class TritonServer:
         """Unload the model and wait until it is gone.
 
         Raises:
-            EngineError: it is still there after a minute.
+            EngineError: it is still there after a minute, or the server is gone.
         """
-        self._http.post(f"/v2/repository/models/{name}/unload", json={})
         until = time.monotonic() + 60
-        while time.monotonic() < until:
+        try:
+            self._http.post(f"/v2/repository/models/{name}/unload", json={})
+            while time.monotonic() < until:
+                self._must_live()
+                if self.state(name) in (None, "UNAVAILABLE"):
+                    return
+                self._waiting(f"Triton unloads {name}")
+                time.sleep(0.1)
+        except (httpx.HTTPError, ValueError) as error:
             self._must_live()
-            if self.state(name) in (None, "UNAVAILABLE"):
-                return
-            self._waiting(f"Triton unloads {name}")
-            time.sleep(0.1)
+            raise self._failed(f"Triton did not unload {name}: {type(error).__name__}.") from None
         raise self._failed(f"Triton still has {name} a minute after it was told to unload it.")
 
     def state(self, name: str) -> str | None:
