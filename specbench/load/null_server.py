@@ -4,8 +4,8 @@
 
 What a client measures against it, less what it measured itself, is the client's error. Its times
 are `time.perf_counter_ns`, which on Linux is CLOCK_MONOTONIC: one clock for all processes of a
-boot. A request counts as received when its last byte can be read, a chunk as sent just before the
-call that sends it. Deadlines are absolute, so that lateness of one chunk does not move the next.
+boot. A request counts as received when its last byte arrived, by the kernel's stamp (`arrivals`), a
+chunk as sent just before the call that sends it. Deadlines are absolute, so that lateness of one chunk does not move the next.
 
 GET /log is what was served, a JSON object a line; DELETE /log forgets it; POST /pace with
 {"ttft_ms", "gap_ms", "tokens"} sets another pace for the requests to come. One thread, one loop;
@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.load import null_format
+from specbench.load.arrivals import ANCILLARY_BYTES, Stamps, ask_for_stamps
 
 SPIN_NS = 60_000  # before a deadline: sleeping until then would often end late
 PR_SET_TIMERSLACK = 29
@@ -97,6 +98,7 @@ class Loop:
         listener.setblocking(False)
         self._epoll = select.epoll()
         self._epoll.register(listener.fileno(), READABLE)
+        self._stamps = Stamps()
         self._peers: dict[int, _Peer] = {}
         self._due: list[tuple[int, int, _Peer]] = []
         self._arrived: deque[_Peer] = deque()
@@ -137,6 +139,7 @@ class Loop:
                 sock, _ = self._listener.accept()
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                ask_for_stamps(sock)
                 self._peers[sock.fileno()] = _Peer(sock)
                 self._epoll.register(sock.fileno(), READABLE)
 
@@ -147,12 +150,15 @@ class Loop:
                 self._epoll.modify(peer.sock.fileno(), READABLE)
                 self._write(peer, unsent)
             if event & ~WRITABLE:
-                piece = peer.sock.recv(1 << 20)
+                piece, stamp, _, _ = peer.sock.recvmsg(1 << 20, ANCILLARY_BYTES)
                 if not piece:
                     self._drop(peer)
                     return
                 peer.unread += piece
-                peer.read_ns = now_ns
+                self._stamps.compare_clocks()
+                peer.read_ns = self._stamps.arrival_ns(
+                    stamp, not_before_ns=peer.read_ns, seen_ns=now_ns
+                )
                 self._arrived.append(peer)
         except BlockingIOError:
             pass

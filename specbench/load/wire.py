@@ -1,11 +1,11 @@
-"""Connections to one server in one loop, whose first act on waking is to read the clock.
+"""Connections to one server in one loop, whose pieces are stamped by the kernel as they arrive.
 
-A piece's arrival is stamped once, when epoll says that it can be read; nothing is parsed and
-nothing but the piece itself is made between that and the next read. Epoll itself, not `selectors`:
-what that does before it returns runs cold after each wait, and took 16 us of 84. Linux only, as is
-all that starts engines here. Connections are kept, so that
-no request pays for a handshake; one that the server has closed is opened again before the request
-is stamped as sent.
+Where the kernel has no stamp (TLS, see `arrivals`) it is the time of waking: reading the clock is the
+first act then, and nothing is parsed and nothing but the piece itself is made between that and the
+next read. Epoll itself, not `selectors`: what that does before it returns runs cold after each
+wait, and took 16 us of 84. Linux only, as is all that starts engines here. Connections are kept, so
+that no request pays for a handshake; one that the server has closed is opened again before the
+request is stamped as sent.
 """
 
 import errno
@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from specbench.load.arrivals import ANCILLARY_BYTES, Stamps, ask_for_stamps
 from specbench.load.http1 import Ending
 
 READ_BYTES = 65536
@@ -29,6 +30,7 @@ CONNECT_S = 10.0
 SWITCH_S = 20e-6  # how long another thread may hold the interpreter once bytes have arrived
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 NEVER = 1 << 62  # ns
+EVENT_END = b"\n\n"
 
 
 @contextmanager
@@ -88,7 +90,8 @@ class _Connection:
 class Wire:
     """Sends exchanges to the server at *url* and collects what comes back; single-threaded.
 
-    *timeout_s* limits an exchange, *stall_s* the time without a byte. *clock* is in ns.
+    *timeout_s* limits an exchange, *stall_s* the time without a byte. *clock* is in ns; with another
+    than the default the kernel's stamps are of no use.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class Wire:
         self._port = parts.port or (443 if self._tls else 80)
         self._timeout_s, self._stall_s, self._clock = timeout_s, stall_s, clock
         self._timeout_ns, self._stall_ns = round(timeout_s * 1e9), round(stall_s * 1e9)
+        is_kernels = clock is time.perf_counter_ns and self._tls is None
+        self._stamps = Stamps() if is_kernels else None
         self._address: tuple[socket.AddressFamily, tuple[str, int]] | None = None
         self._epoll = select.epoll()
         self._by_fd: dict[int, _Connection] = {}
@@ -159,6 +164,8 @@ class Wire:
         """Wait once, at most *timeout_s*, and take what arrived; the exchanges that ended."""
         ready = self._epoll.poll(self._patience_s(timeout_s))
         now_ns = self._clock()
+        if ready and self._stamps is not None:
+            self._stamps.compare_clocks()
         for fd, events in ready:
             connection = self._by_fd.get(fd)
             if connection is None:  # dropped in this turn
@@ -202,6 +209,8 @@ class Wire:
                 raise OSError(code, os.strerror(code))
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._stamps is not None:
+            ask_for_stamps(sock)
         connection = _Connection(sock, deadline_ns, exchange)
         self._at_work.add(connection)
         self._check_ns = min(self._check_ns, deadline_ns)
@@ -273,7 +282,7 @@ class Wire:
         """Take what is there. TLS may hold more than it shows, so there all of it."""
         while True:
             try:
-                piece = connection.sock.recv(READ_BYTES)
+                piece = self._receive(connection.sock, exchange, now_ns)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             except OSError as error:
@@ -282,7 +291,6 @@ class Wire:
             if not piece:
                 self._broken(connection, exchange, None)
                 return
-            exchange.pieces.append((now_ns, piece))
             connection.quiet_ns = now_ns + self._stall_ns
             if connection.ending.take(piece):
                 exchange.problem = connection.ending.problem
@@ -290,6 +298,27 @@ class Wire:
                 return
             if self._tls is None:
                 return
+
+    def _receive(self, sock: socket.socket, exchange: Exchange, now_ns: int) -> bytes:
+        """Read once and keep it with its arrival; empty at the connection's end."""
+        pieces, stamps = exchange.pieces, self._stamps
+        if stamps is None:
+            if piece := sock.recv(READ_BYTES):
+                pieces.append((now_ns, piece))
+            return piece
+        piece, stamp, _, _ = sock.recvmsg(READ_BYTES, ANCILLARY_BYTES)
+        if not piece:
+            return piece
+        latest_ns = pieces[-1][0] if pieces else exchange.sent_ns
+        arrived_ns = stamps.arrival_ns(stamp, not_before_ns=latest_ns, seen_ns=now_ns)
+        # Bytes that waited together have the stamp of the last packet. Where that came after the
+        # waking, the first of several events did not: something could be read then.
+        end = piece.find(EVENT_END) + len(EVENT_END)
+        if latest_ns <= now_ns < arrived_ns and end > 1 and EVENT_END in piece[end:]:
+            pieces += (now_ns, piece[:end]), (arrived_ns, piece[end:])
+        else:
+            pieces.append((arrived_ns, piece))
+        return piece
 
     def _broken(self, connection: _Connection, exchange: Exchange, how: str | None) -> None:
         """The connection is at its end (*how* None) or lost, and with it the exchange.
