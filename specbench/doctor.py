@@ -20,7 +20,7 @@ from specbench import __version__, demo, fetch, machine
 from specbench.engines import triton_probe
 from specbench.engines.installation import find_installation, lacks, missing_libraries
 from specbench.errors import EngineError, LoadError
-from specbench.load import perf_analyzer, tools
+from specbench.load import arrivals, perf_analyzer, tools
 from specbench.telemetry.gpu import Gpus
 
 Status = Literal["ok", "note", "problem"]
@@ -212,6 +212,16 @@ def clock(_: Path) -> Iterator[Finding]:
         "note" if slow or not about.monotonic else "ok",
         f"{about.implementation}, source {name}, a reading takes {cost_ns:.0f} ns",
         "a slow source (hpet, acpi_pm) blurs short gaps" if slow else None,
+    )
+    try:
+        stamped = arrivals.are_stamped()
+    except OSError:
+        return  # `ports` says it
+    yield Finding(
+        "arrivals",
+        "ok" if stamped else "note",
+        "stamped by the kernel" if stamped else "stamped when the client wakes",
+        None if stamped else "`specbench calibrate` says how late that is",
     )
 
 

@@ -8,7 +8,13 @@ from contextlib import closing
 
 import pytest
 
-from specbench.load.arrivals import ANCILLARY_BYTES, SO_TIMESTAMPNS, Stamps, ask_for_stamps
+from specbench.load.arrivals import (
+    ANCILLARY_BYTES,
+    SO_TIMESTAMPNS,
+    Stamps,
+    are_stamped,
+    ask_for_stamps,
+)
 from specbench.load.wire import Exchange, Wire
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -158,3 +164,7 @@ def test_a_real_socket_hands_stamps_on(listener: socket.socket) -> None:
         client.settimeout(5)
         _, ancillary, _, _ = client.recvmsg(10, ANCILLARY_BYTES)
     assert [(level, kind) for level, kind, _ in ancillary] == [(socket.SOL_SOCKET, SO_TIMESTAMPNS)]
+
+
+def test_this_kernel_is_asked_whether_it_stamps() -> None:
+    assert are_stamped()

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from specbench import doctor
 from specbench.cli import app
-from specbench.load import perf_analyzer
+from specbench.load import arrivals, perf_analyzer
 
 
 def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, doctor.Finding]:
@@ -81,3 +81,13 @@ def test_the_command_exits_2_on_a_problem(tmp_path: Path, monkeypatch: pytest.Mo
     (_, *disks) = json.loads(done.stdout)
     assert {one["status"] for one in disks} == {"problem"}
     assert os.fspath(tmp_path) in json.dumps(disks)
+
+
+@pytest.mark.parametrize(("stamped", "status"), [(True, "ok"), (False, "note")])
+def test_who_stamps_arrivals_is_said(
+    stamped: bool, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "are_stamped", lambda: stamped)
+    (found,) = (one for one in doctor.clock(tmp_path) if one.about == "arrivals")
+    assert found.status == status
+    assert ("calibrate" in (found.advice or "")) is not stamped

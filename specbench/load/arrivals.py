@@ -1,15 +1,17 @@
 """When bytes arrived, by the kernel's own stamp: whoever reads them may be late, the stamp is not.
 
 Linux notes for each packet when it took it in, and hands that on with the bytes (socket(7),
-SO_TIMESTAMPNS; TCP since 4.17, tcp_recv_timestamp). A process that sleeps until bytes come is woken 50 to 100 us later,
-and one that has 64 streams to read stamps the last of them 1 ms late. Where there is no stamp (TLS,
-whose packets are not ours to read, or a kernel that has none), the caller's time of waking stands.
+SO_TIMESTAMPNS; for TCP tcp_recv_timestamp in net/ipv4/tcp.c). A process that sleeps until bytes come
+is woken 50 to 100 us later, and one that has 64 streams to read gets to the last of them 1 ms later.
+Where there is no stamp (TLS, whose packets are not ours to read, or a kernel that has none), the
+caller's time of waking stands.
 """
 
 import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)  # Python names it from 3.15 on
 _STAMP = struct.Struct("qq")  # seconds, ns: struct timespec where longs have 64 bits
@@ -24,6 +26,20 @@ def ask_for_stamps(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     except OSError:
         return
+
+
+def are_stamped() -> bool:
+    """Whether this kernel stamps what arrives over a connection within the machine."""
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as listener,
+        closing(socket.create_connection(listener.getsockname())) as reader,
+    ):
+        ask_for_stamps(reader)
+        writer, _ = listener.accept()
+        with closing(writer):
+            writer.sendall(b"x")
+        reader.settimeout(1)
+        return bool(reader.recvmsg(1, ANCILLARY_BYTES)[1])
 
 
 class Stamps:

@@ -117,7 +117,9 @@ def read_embedding(folder: Path) -> Tensor:
 
 def matrix_dtype() -> torch.dtype:
     """What this CPU multiplies matrices fastest in."""
-    return torch.bfloat16 if torch.cpu.get_capabilities().get("amx_bf16") else torch.float32
+    known = torch.cpu.get_capabilities()
+    has_products = known.get("amx_bf16") or known.get("avx512_bf16")
+    return torch.bfloat16 if has_products else torch.float32
 
 
 class Rotary:
