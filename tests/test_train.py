@@ -27,6 +27,7 @@ from specbench.demo.train import (
     generate,
     loop,
     prompts,
+    recorded,
     workers,
 )
 from specbench.demo.train.target import Target, read_shape
@@ -765,3 +766,48 @@ def test_a_worker_that_fails_is_named_with_its_last_words(tmp_path: Path) -> Non
         workers.run_together(
             [worker(tmp_path, "print('no room'); exit(3)")], say=silent, sleep=no_wait
         )
+
+
+# --- recorded texts ------------------------------------------------------------------------------
+
+
+def test_recorded_texts_get_the_states_back_that_they_were_generated_with(
+    target: Target, tmp_path: Path
+) -> None:
+    asked = [
+        prompts.TrainingPrompt("chat_tmpl", (9, 8, 7, n), False, 0.0, 6 + n) for n in range(5)
+    ] + [
+        prompts.TrainingPrompt("code_raw", (9, 8, 3), False, 0.0, 6),
+        prompts.TrainingPrompt("chat_magpie", (4,), True, 0.0, 8),
+    ]
+    generate.generate_waves(target, CHAT, asked, tmp_path / "new", wave_size=9)
+    (wave,) = data.wave_paths(tmp_path / "new")
+    first = [one for one in data.read_wave(wave) if one.kind != "code_raw"]
+    assert recorded.keep(tmp_path / "tokens.npz", data.read_wave(wave)) == len(first) == 6
+
+    texts = recorded.read(tmp_path / "tokens.npz")
+    recorded.recall(target, texts, tmp_path / "old", wave_size=4)
+    again = [one for path in data.wave_paths(tmp_path / "old") for one in data.read_wave(path)]
+    for before, after in zip(first, again, strict=True):
+        assert before.kind == after.kind
+        assert torch.equal(before.tokens, after.tokens)
+        assert torch.equal(before.own, after.own)
+        assert torch.allclose(before.hidden.float(), after.hidden.float(), atol=0.05, rtol=0.02)
+    said: list[str] = []
+    assert recorded.recall(target, texts, tmp_path / "old", wave_size=4, say=said.append) == 0
+    assert said == ["wave 500: there already", "wave 501: there already"]
+
+
+def test_the_texts_that_ship_are_chats_of_the_demos_target() -> None:
+    texts = recorded.read()
+    assert {one.kind for one in texts} == {"chat_magpie", "chat_tmpl"}
+    assert max(int(one.tokens.max()) for one in texts) < 49152
+    assert max(len(one.tokens) for one in texts) <= generate.POSITIONS
+    own = sum(int(one.own.sum()) for one in texts)
+    assert 0.5 < own / sum(len(one.tokens) for one in texts) < 1
+
+
+def test_a_file_of_something_else_is_no_recorded_text(tmp_path: Path) -> None:
+    (tmp_path / "tokens.npz").write_bytes(b"no zip")
+    with pytest.raises(UserError, match="holds no recorded texts"):
+        recorded.read(tmp_path / "tokens.npz")

@@ -1,4 +1,4 @@
-"""The whole recipe as one command: prompts, generation, head, draft model, acceptance lengths.
+"""The whole recipe as one command: recorded chats, new ones, head, draft model, acceptance lengths.
 
 Run it again after an interruption and it goes on where it was: every stage keeps its work in
 files and skips what is there.
@@ -122,6 +122,11 @@ def _generate_in_waves(
     )
 
 
+def recall(plan: Plan) -> None:
+    """Give the chats of an earlier training their states back: much quicker than new ones."""
+    run_together([plan.worker("recall", "recorded", out=plan.data)], say=say)
+
+
 def train_heads(plan: Plan) -> None:
     """Train one head for each seed, side by side."""
     from specbench.demo.train.loop import finished_path
@@ -202,6 +207,7 @@ def evaluate(plan: Plan) -> None:
 
 
 STAGES: dict[str, Callable[[Plan], None]] = {
+    "recall": recall,
     "generate": generate,
     "eagle": train_heads,
     "average": average,
