@@ -110,7 +110,9 @@ def real(store: RunStore) -> None:
         for (measure, verdict), count in sorted(_equal_halves(store, cases, size).items()):
             print(f"{size} starts a side, {measure}: {verdict} {count}")
     for before, after in _splits({case.repeat for case in cases}, 2):
-        slow = [replace(c, records=[*map(_slower, c.records)]) if c.k else c for c in cases]
+        slow = [
+            replace(c, records=[_slower(r.whole()) for r in c.records]) if c.k else c for c in cases
+        ]
         comparison = compare(
             _half_of(store, cases, before, prompts), _half_of(store, slow, after, set(prompts))
         )

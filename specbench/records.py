@@ -5,7 +5,10 @@ requests. On Linux that is CLOCK_MONOTONIC, one clock for all processes until th
 so that telemetry's times are on it too; wall-clock times are ISO 8601 strings in UTC.
 """
 
-from itertools import pairwise, zip_longest
+import operator
+from array import array
+from collections import Counter
+from itertools import zip_longest
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -52,6 +55,17 @@ class SpecRequest(Fact):
     per_step_accepted: tuple[int, ...] | None = None
     per_step_drafted: tuple[int, ...] | None = None
 
+    @property
+    def last_accepted(self) -> int | None:
+        """What the last step accepted; None where steps are not listed."""
+        return self.per_step_accepted[-1] if self.per_step_accepted else None
+
+
+def key_of(prompt_id: str, turn: int, start: int, cycle: int) -> str:
+    """What tells a request from the others of its case."""
+    again = f"~{cycle}" if cycle else ""
+    return f"{prompt_id}#{turn}@{start}{again}"
+
 
 class RequestRecord(Fact):
     """One request: what was sent, when each chunk arrived, what came back, or the error.
@@ -92,8 +106,7 @@ class RequestRecord(Fact):
     @property
     def key(self) -> str:
         """What tells this request from the others of its case."""
-        again = f"~{self.cycle}" if self.cycle else ""
-        return f"{self.prompt_id}#{self.turn}@{self.start}{again}"
+        return key_of(self.prompt_id, self.turn, self.start, self.cycle)
 
     @property
     def ok(self) -> bool:
@@ -103,21 +116,86 @@ class RequestRecord(Fact):
     @property
     def impossible(self) -> str | None:
         """What in its figures no clock and no counter can have given; None where they can be."""
-        if any(after < before for before, after in pairwise((self.sent_ns, *self.chunk_ns))):
+        times = (self.sent_ns, *self.chunk_ns)
+        if any(map(operator.gt, times, times[1:])):
             return "times that run backwards"
         if self.ok and not self.chunk_ns:
             return "neither an answer nor an error"
         spec = self.spec
         counts = [self.turn, self.start, self.cycle, self.output_tokens, self.prompt_tokens]
-        counts += [*(self.chunk_tokens or ()), *(self.chunk_chars or ())]
+        counts.append(self.cached_tokens)
+        lists = [self.chunk_tokens, self.chunk_chars]
         if spec:
             counts += [spec.drafts, spec.draft_tokens, spec.accepted]
-            for of in (spec.per_step_accepted, spec.per_step_drafted, spec.accepted_histogram):
-                counts += of or ()
-        if any(n is not None and not 0 <= n < MOST for n in counts):
+            lists += [spec.per_step_accepted, spec.per_step_drafted, spec.accepted_histogram]
+        lists.append(tuple(n for n in counts if n is not None))
+        if any(of and not 0 <= min(of) <= max(of) < MOST for of in lists):
             return "a count that can't be"
-        at = (self.sent_ns, self.end_ns, *self.chunk_ns[-1:])
+        at = (self.sent_ns, self.end_ns, self.due_ns or 0, *self.chunk_ns[-1:])
         return None if all(abs(ns) < MOST for ns in at) else "a time that can't be"
+
+    # What the numbers need of its long lists, so that an outline can stand for it (analysis/outlines.py).
+
+    @property
+    def first_ns(self) -> int:
+        """When the first chunk came. IndexError where none did."""
+        return self.chunk_ns[0]
+
+    @property
+    def last_ns(self) -> int:
+        """When the last chunk came. IndexError where none did."""
+        return self.chunk_ns[-1]
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks carried output."""
+        return len(self.chunk_ns)
+
+    @property
+    def together(self) -> int:
+        """How many chunks carry the stamp of the first one besides it."""
+        return self.chunk_ns.count(self.chunk_ns[0]) - 1 if self.chunk_ns else 0
+
+    @property
+    def first_tokens(self) -> int | None:
+        """The tokens of the first chunk; None where they are not known."""
+        return self.chunk_tokens[0] if self.chunk_tokens else None
+
+    @property
+    def later_sizes(self) -> tuple[tuple[int, int], ...] | None:
+        """(tokens, how many chunks of so many) after the first; None where they are not known."""
+        if self.chunk_tokens is None:
+            return None
+        return tuple(sorted(Counter(self.chunk_tokens[1:]).items()))
+
+    @property
+    def ids_hash(self) -> int | None:
+        """Equal for equal token ids, in one process; None where there are none."""
+        if not self.token_ids:
+            return None
+        try:
+            return hash(array("q", self.token_ids).tobytes())
+        except OverflowError:  # nobody's vocabulary
+            return hash(str(self.token_ids))
+
+    @property
+    def prompt_hash(self) -> int:
+        """Equal for equal prompts, in one process."""
+        return hash(self.prompt_sha256)
+
+    @property
+    def text_hash(self) -> int:
+        """Equal for equal texts, in one process."""
+        return hash(self.text)
+
+    @property
+    def text_length(self) -> int:
+        """Characters of the answer."""
+        return len(self.text)
+
+    def whole(self) -> "RequestRecord":
+        """Itself: an outline reads it from its file."""
+        return self
 
 
 class EngineCounters(Fact):
@@ -225,7 +303,8 @@ class EngineFacts(Fact):
 
     When it was ready: `kv_cache_tokens` had room in its KV cache, `memory_bytes` of the host's
     memory were its processes' own, `weights_bytes` is what it says that loading took on its device
-    (target and draft). None where it does not say. `machine` is its hardware (machine.hardware()).
+    (target and draft). None where it does not say. `machine` is its hardware (machine.hardware()),
+    `host` that machine's name: None in old runs, and of a server that was already up.
     """
 
     arm: str
@@ -243,6 +322,7 @@ class EngineFacts(Fact):
     weights_bytes: Whole | None = None
     log: str | None = None
     machine: dict[str, JsonValue] = {}
+    host: str | None = None
     started_at: str
     notes: tuple[str, ...] = ()
 

@@ -7,7 +7,7 @@
                 cases/ID/counters.jsonl   a CounterSpan a line
                 cases/ID/tools.jsonl   a ToolReport a line, and the tool's own files beside it
                 cases/ID/imported.json  an Imported: where a case that was not measured here is from
-                cases/ID/done.json     written last: the case's status
+                cases/ID/done.json     written last: the case's status, and its failure's name
                 telemetry.jsonl        a TelemetryLine a line, added by the sampler (telemetry/)
                 done.json              written last of all: the run's status
 
@@ -20,15 +20,18 @@ import fcntl
 import json
 import os
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from pydantic import ValidationError
 
 from specbench.errors import StoreError
+from specbench.failures import FAILURES, Failure
 from specbench.records import (
     CounterSpan,
     EngineFacts,
@@ -43,6 +46,7 @@ from specbench.run_document import is_sound
 
 FORMAT = 1  # bump when a reader of old files would misread new ones
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,120}$")
+UNBORN = {"lock", "prompts"}  # what is in a run's folder before its run.json
 F = TypeVar("F", bound=Fact)
 
 
@@ -55,8 +59,17 @@ class RunStore:
     # --- opening ---
 
     @classmethod
-    def create(cls, root: Path, run_id: str, document: dict[str, Any]) -> Self:
-        """A new run folder with its run.json.
+    def create(
+        cls,
+        root: Path,
+        run_id: str,
+        document: dict[str, Any],
+        prompts: Mapping[str, Sequence[Prompt]] | None = None,
+    ) -> Self:
+        """A new run folder with its *prompts* by set and, last of all, its run.json.
+
+        So a folder with a run.json can be resumed, whenever its maker was killed; one without is
+        nobody's, and is taken again.
 
         Raises:
             StoreError: the id is taken or can't be a folder's name, or *root* can't be written.
@@ -67,18 +80,25 @@ class RunStore:
             )
         path = root / run_id
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
+            path.mkdir(parents=True, exist_ok=True)
+            names = {entry.name for entry in path.iterdir()}
+            is_free = {name for name in names if not name.endswith(".draft")} <= UNBORN
         except FileExistsError:
-            raise StoreError(
-                f"{path} already holds a run;",
-                hint="choose another --run-id, or go on with --resume.",
-            ) from None
+            is_free = False
         except OSError as error:
             raise StoreError(f"{path} can't be made: {error.strerror}.") from None
-        document = {"format": FORMAT, "id": run_id, **document}
-        write_document(path / "run.json", document)
-        return cls(path, document)
+        made = cls(path, {"format": FORMAT, "id": run_id, **document})
+        if is_free:
+            with made:  # against another who makes it just now
+                if not (path / "run.json").exists():
+                    for name, of_set in (prompts or {}).items():
+                        made.save_prompts(name, of_set)
+                    write_document(path / "run.json", made.document)
+                    return made
+        raise StoreError(
+            f"{path} already holds a run;",
+            hint="choose another --run-id, or go on with --resume.",
+        )
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -116,6 +136,9 @@ class RunStore:
         except OSError:
             self._lock.close()
             raise StoreError(f"Another specbench is writing to {self.path}.") from None
+        for draft in self.path.rglob(".*.draft"):  # of one that was killed as it wrote
+            with suppress(OSError):
+                draft.unlink()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,9 +188,21 @@ class RunStore:
         _cut_torn_line(path)
         return path
 
-    def finish_case(self, case_id: str, status: str, problem: str | None = None) -> None:
-        """Write the case's status: "ok", "failed" or "partial", with the reason in words."""
-        document = {"status": status, "problem": problem, "at": _now()}
+    def finish_case(
+        self,
+        case_id: str,
+        status: str,
+        problem: str | None = None,
+        failure: Failure | None = None,
+    ) -> None:
+        """Write the case's status: "ok", "failed" or "partial".
+
+        *problem* is the reason in words: a sentence, then (on further lines) the end of a log;
+        *failure* is its name.
+        """
+        document: dict[str, Any] = {"status": status, "problem": problem, "at": _now()}
+        if failure is not None:
+            document["failure"] = failure
         write_document(self._case(case_id) / "done.json", document)
 
     def reopen_case(self, case_id: str) -> None:
@@ -191,7 +226,22 @@ class RunStore:
 
     def requests(self, case_id: str) -> Iterator[RequestRecord]:
         """The case's requests, in the order they ended."""
-        return _read(self.path / "cases" / case_id / "requests.jsonl", RequestRecord)
+        return _read(self._requests(case_id), RequestRecord)
+
+    def request_lines(self, case_id: str) -> Iterator[tuple[int, RequestRecord]]:
+        """The case's requests, each with where its line begins in the file."""
+        return _read_lines(self._requests(case_id), RequestRecord)
+
+    def request_at(self, case_id: str, offset: int) -> RequestRecord:
+        """The request whose line begins at *offset*.
+
+        Raises:
+            StoreError: none does: the file is another one than it was.
+        """
+        return _read_at(self._requests(case_id), offset, RequestRecord)
+
+    def _requests(self, case_id: str) -> Path:
+        return self.path / "cases" / case_id / "requests.jsonl"
 
     def counters(self, case_id: str) -> list[CounterSpan]:
         """What the engine counted around the case's requests."""
@@ -236,9 +286,44 @@ class RunStore:
         """The prompts of a set, as they were sent."""
         return list(_read(self.path / "prompts" / f"{name}.jsonl", Prompt))
 
+    def prompt_lines(self, name: str) -> "Lines[Prompt]":
+        """The prompts of a set, not all of them in memory."""
+        return Lines(self.path / "prompts" / f"{name}.jsonl", Prompt)
+
+    def counter_lines(self, case_id: str) -> "Lines[CounterSpan]":
+        """What the engine counted around the case's requests, not all of it in memory."""
+        return Lines(self.path / "cases" / case_id / "counters.jsonl", CounterSpan)
+
     def next_start(self, arm: str) -> int:
         """The number of this arm's next engine start, from 0."""
-        return len(list((self.path / "engines").glob(f"{arm}.*")))
+        there = (path.name.rpartition(".") for path in (self.path / "engines").glob(f"{arm}.*"))
+        return max((int(n) + 1 for of, _, n in there if of == arm and n.isdecimal()), default=0)
+
+
+class Lines(Sequence[F]):
+    """The facts of a .jsonl file, which may be larger than memory: read again whenever looked at.
+
+    All of them are read once when it is made, so that what is none is refused then (StoreError).
+    """
+
+    def __init__(self, path: Path, kind: type[F]) -> None:
+        self._path, self._kind = path, kind
+        self._offsets = array("q", (offset for offset, _ in _read_lines(path, kind)))
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, at: int) -> F: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[F]: ...
+    def __getitem__(self, at: int | slice) -> F | Sequence[F]:
+        if isinstance(at, slice):
+            return [_read_at(self._path, offset, self._kind) for offset in self._offsets[at]]
+        return _read_at(self._path, self._offsets[at], self._kind)
+
+    def __iter__(self) -> Iterator[F]:
+        return islice(_read(self._path, self._kind), len(self))
 
 
 def latest(root: Path) -> Path:
@@ -267,6 +352,11 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """See write_bytes."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write, sync, rename: a reader sees the old file or the new one.
 
     Raises:
@@ -274,8 +364,8 @@ def write_text(path: Path, text: str) -> None:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
-        with draft.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with draft.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -344,8 +434,14 @@ def _cut_torn_line(path: Path) -> None:
 
 def _read(path: Path, kind: type[F]) -> Iterator[F]:
     """The facts in a .jsonl, one line in memory at a time; a torn last line is dropped."""
+    return (fact for _, fact in _read_lines(path, kind))
+
+
+def _read_lines(path: Path, kind: type[F]) -> Iterator[tuple[int, F]]:
+    """The facts in a .jsonl as `_read` gives them, each with where its line begins."""
     if not path.is_file():
         return
+    offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -360,7 +456,20 @@ def _read(path: Path, kind: type[F]) -> Iterator[F]:
                     f"{path}, line {number}: not a {kind.__name__}: {problem}.",
                     hint="Something other than specbench wrote there; restore it or delete the case.",
                 )
-            yield fact
+            yield offset, fact
+            offset += len(line)
+
+
+def _read_at(path: Path, offset: int, kind: type[F]) -> F:
+    """The fact whose line begins at *offset*, as it was read there before."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return kind.model_validate_json(file.readline())
+    except (OSError, ValidationError):
+        raise StoreError(
+            f"{path} was changed while it was read.", hint="Make the report again."
+        ) from None
 
 
 def _read_document(path: Path) -> dict[str, Any] | None:
@@ -374,16 +483,16 @@ def _read_document(path: Path) -> dict[str, Any] | None:
 
 
 def _read_status(path: Path) -> dict[str, Any] | None:
-    """A done.json: its `status`, `problem` and `at` are text."""
+    """A done.json: `status`, `problem` and `at` are text, `failure` (not in old runs) is a name."""
     document = _read_document(path)
     if document is None:
         return None
-    said = {"problem": None, "at": "", **document}
+    said = {"problem": None, "failure": None, "at": "", **document}
     problem = said["problem"]
     texts = (said.get("status"), said["at"], "" if problem is None else problem)
-    if not all(isinstance(text, str) for text in texts):
+    if not all(isinstance(text, str) for text in texts) or said["failure"] not in (None, *FAILURES):
         raise StoreError(
-            f"{path} can't be read: no `status` that specbench writes.",
+            f"{path} can't be read: no `status` or `failure` that specbench writes.",
             hint="Delete it, and the run is unfinished; `specbench run --resume` ends it.",
         )
     return said

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +20,15 @@ from specbench import run as story
 from specbench.analysis import distribution, parity
 from specbench.analysis.distribution import ALPHA, Comparison, Power
 from specbench.analysis.metrics import last_attempts, summarise
+from specbench.analysis.outlines import Outline, Pool
 from specbench.analysis.speedup import Key
 from specbench.arms import Progress
 from specbench.config import Config
 from specbench.errors import UserError
 from specbench.prepare import Prepared
 from specbench.prompts.sets import PromptSet, prompt_set_sha256
-from specbench.records import Prompt, RequestRecord
+from specbench.records import Prompt
+from specbench.render.read import outlines
 from specbench.store import RunStore
 from specbench.sweep import VANILLA, Case
 
@@ -286,7 +288,7 @@ def _sampling_verdict(prepared: Prepared, store: RunStore, progress: Progress) -
 
 
 def _samples(store: RunStore, cases: Iterable[Case]) -> distribution.Samples:
-    records = chain.from_iterable(_answered(store, case.id) for case in cases)
+    records = (one.whole() for case in cases for one in _answered(store, case.id))
     return distribution.samples_of(records, lambda record: record.prompt_id.rpartition("~")[0])
 
 
@@ -335,8 +337,8 @@ def _what_it_rests_on(compared: Mapping[str, Comparison], power: Power) -> Itera
 # --- what came back ------------------------------------------------------------------------------
 
 
-def _answered(store: RunStore, case_id: str) -> list[RequestRecord]:
-    return [record for record in last_attempts(store.requests(case_id)) if record.ok]
+def _answered(store: RunStore, case_id: str) -> list[Outline]:
+    return [one for one in last_attempts(outlines(store, case_id, Pool())) if one.ok]
 
 
 def _unanswered(prepared: Prepared, store: RunStore, arm: str) -> str | None:

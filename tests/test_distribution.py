@@ -225,3 +225,25 @@ def test_a_prompt_that_only_one_arm_answered_in_full_is_left_out(record: Build) 
     assert distribution.sampler_suspect(one, other) is not None
     failed = [r.model_copy(update={"error": "cut"}) if r.prompt_id == "0" else r for r in other]
     assert distribution.sampler_suspect(one, failed) is None  # 11 are left
+
+
+def test_of_very_many_prompts_the_first_are_looked_at(
+    record: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = answers(record, sampler(1, samples=4, tokens=48))
+    other = answers(record, sampler(2, samples=4, tokens=48, mend=broken))
+    monkeypatch.setattr(distribution, "MOST_PROMPTS", 13)
+    found = distribution.sampler_suspect(one, other)
+    assert found is not None
+    assert "over 13 prompts" in found
+
+
+def test_bins_may_be_looked_at_a_few_at_a_time(
+    record: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = answers(record, sampler(1, samples=4, tokens=48))
+    other = answers(record, sampler(2, samples=4, tokens=48, mend=broken))
+    whole = distribution.sampler_suspect(one, other)
+    monkeypatch.setattr(distribution, "BINS_AT_ONCE", 5)
+    assert whole is not None
+    assert distribution.sampler_suspect(one, other) == whole

@@ -12,6 +12,7 @@ from specbench.analysis.hygiene import CaseFacts, Flag, PairFacts
 from specbench.analysis.hygiene.checks import CHECKS, PAIR_CHECKS, flags, pair_flags
 from specbench.analysis.hygiene.setup import arguments, engine_differences, machine_differences
 from specbench.analysis.metrics import summarise
+from specbench.analysis.outlines import Request
 from specbench.analysis.speedup import Key, compare
 from specbench.records import (
     CounterSpan,
@@ -489,7 +490,7 @@ def test_answers_of_one_chunk_have_no_steps_to_judge(record: Build) -> None:
 # --- two arms ------------------------------------------------------------------------------------
 
 
-def keyed(records: Sequence[RequestRecord]) -> dict[Key, RequestRecord]:
+def keyed(records: Sequence[Request]) -> dict[Key, Request]:
     return {Key(r.prompt_id, r.turn, r.start, r.cycle): r for r in records}
 
 

@@ -1,11 +1,13 @@
 """The cases of a run as the analysis takes them, from whatever store."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar, overload
 
 from specbench.analysis.calibration import Calibration
-from specbench.analysis.metrics import last_attempts
+from specbench.analysis.metrics import is_later_attempt
+from specbench.analysis.outlines import Request
 from specbench.analysis.speedup import Key
 from specbench.analysis.telemetry import Timeline
 from specbench.records import (
@@ -13,11 +15,33 @@ from specbench.records import (
     EngineFacts,
     Imported,
     Prompt,
-    RequestRecord,
     ToolReport,
 )
 
-Requests = dict[Key, RequestRecord]
+Requests = dict[Key, Request]
+
+
+T = TypeVar("T")
+
+
+class Joined(Sequence[T]):
+    """Several sequences one after the other, without copying them."""
+
+    def __init__(self, parts: Sequence[Sequence[T]]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[T]: ...
+    def __getitem__(self, at: int | slice) -> T | Sequence[T]:
+        return list(self)[at]
+
+    def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(self._parts)
 
 
 class Condition(NamedTuple):
@@ -57,10 +81,11 @@ class MeasuredCase:
     concurrency: int
     repeat: int
     expected_requests: int
-    records: Sequence[RequestRecord]
+    records: Sequence[Request]
     spans: Sequence[CounterSpan]
     status: str
     problem: str | None = None
+    failure: str | None = None
     label: str = ""
     group: int = 0
     rate: float | None = None
@@ -81,7 +106,9 @@ class MeasuredCase:
 
     def keyed(self) -> Requests:
         """Its requests by what they share with another arm's, the last attempt at each."""
-        return {
-            Key(record.prompt_id, record.turn, self.repeat, record.cycle): record
-            for record in last_attempts(self.records)
-        }
+        found: Requests = {}
+        for record in self.records:
+            key = Key(record.prompt_id, record.turn, self.repeat, record.cycle)
+            if is_later_attempt(record, found.get(key)):
+                found[key] = record
+        return found

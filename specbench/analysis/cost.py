@@ -31,16 +31,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specbench.analysis.metrics import decode_steps, held_up, later_tokens, tpot_ms
-from specbench.analysis.speedup import RESAMPLES, Key
+from specbench.analysis.outlines import Request
+from specbench.analysis.speedup import DRAWS_AT_ONCE, RESAMPLES, Key
 from specbench.errors import UserError
-from specbench.records import RequestRecord
 from specbench.vllm_names import drafts_are_chains
 
-RESAMPLES_AT_ONCE = 200
 WHOLE = 0.9  # of the requests of the fullest k: with fewer, a k broke off
 AGREEMENT = 0.03  # expected and measured speed-up may differ by this share
 Floats = NDArray[np.float64]
-Measured = Mapping[int, Mapping[Key, RequestRecord]]  # by k (0: vanilla), one method, one condition
+Measured = Mapping[int, Mapping[Key, Request]]  # by k (0: vanilla), one method, one condition
 # What the times of each k are to be multiplied with: the machine's pace when vanilla was measured
 # beside that k, against the pace when the vanilla of a `Measured` was. 1 where it is the same.
 Pace = Mapping[int, float]
@@ -154,7 +153,7 @@ class Crossing:
         return f"stops paying at concurrency {self.concurrency:.3g}"
 
 
-def step_ms(record: RequestRecord, k: int) -> float | None:
+def step_ms(record: Request, k: int) -> float | None:
     """Milliseconds of one target step of a request after its first chunk.
 
     None where steps are not known: under speculation (*k* > 0) without per-request metrics or
@@ -188,7 +187,7 @@ def fit(measured: Measured, pace: Pace = SAME_PACE) -> CostModel | None:
     )
 
 
-def pace_of(vanilla: Mapping[Key, RequestRecord], beside: Mapping[Key, RequestRecord]) -> float:
+def pace_of(vanilla: Mapping[Key, Request], beside: Mapping[Key, Request]) -> float:
     """The pace for a `Pace`: vanilla steps over those of the same requests measured *beside* a k."""
     keys = [
         key
@@ -239,9 +238,9 @@ def predict(
     keys = common[1]
     reached = _reached(measured[top], keys, top)
     prompts = len(reached)
-    draws = np.vstack([np.full(prompts, 1 / prompts), _resamples(prompts, seed)])
-    vanilla, first, last = (draws @ _decoding(measured, keys, k, pace) for k in (0, 1, top))
-    tau, step = _between(first, last, draws @ reached)
+    whole = [*(_decoding(measured, keys, k, pace) for k in (0, 1, top)), reached]
+    vanilla, first, last, reached = _drawn(whole, seed)
+    tau, step = _between(first, last, reached)
     speedup = vanilla[:, [0]] / vanilla[:, [1]] * tau / step
     points = zip(tau[0].tolist(), step[0].tolist(), speedup[0].tolist(), strict=True)
     return Prediction(
@@ -277,7 +276,8 @@ def best_k(measured: Measured, *, pace: Pace = SAME_PACE, seed: int = 0) -> Best
     logs = -_by_prompt(keys, np.log(times))
     gains = logs - logs[:, [0]]  # against vanilla, the first of ks
     prompts = len(gains)
-    draws = np.vstack([gains.mean(axis=0), _resamples(prompts, seed) @ gains])
+    (drawn,) = _drawn([gains], seed)
+    draws = np.vstack([gains.mean(axis=0), drawn[1:]])
     return _best(ks, np.exp(draws), prompts)
 
 
@@ -348,7 +348,7 @@ def dynamic_schedule(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
 
 
 def _common(
-    measured: Measured, usable: Callable[[RequestRecord, int], bool]
+    measured: Measured, usable: Callable[[Request, int], bool]
 ) -> tuple[list[int], list[Key]] | None:
     """The k with usable requests, vanilla first, and the keys usable under all of these.
 
@@ -368,21 +368,21 @@ def _common(
     return (list(found), keys) if keys else None
 
 
-def _has_steps(record: RequestRecord, k: int) -> bool:
+def _has_steps(record: Request, k: int) -> bool:
     return bool(_steps(record, k))
 
 
-def _decode_ms(record: RequestRecord) -> float:
-    return (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e6
+def _decode_ms(record: Request) -> float:
+    return (record.last_ns - record.first_ns) / 1e6
 
 
-def _steps(record: RequestRecord, k: int) -> int | None:
+def _steps(record: Request, k: int) -> int | None:
     """Target steps of a request between its first chunk and its last, None where not known.
 
     Accepted tokens past the end do not count: drafts are counted, and one that overshoots is one.
     """
     later = later_tokens(record)
-    if not later or len(record.chunk_ns) < 2 or _decode_ms(record) <= 0 or held_up(record):
+    if not later or record.chunks < 2 or _decode_ms(record) <= 0 or held_up(record):
         return None
     if k == 0:
         return later
@@ -398,7 +398,7 @@ def _decoding(measured: Measured, keys: Sequence[Key], k: int, pace: Pace) -> Fl
     return _by_prompt(keys, np.column_stack([decode_ms, steps, np.log(later / steps)]))
 
 
-def _reached(requests: Mapping[Key, RequestRecord], keys: Sequence[Key], k: int) -> Floats:
+def _reached(requests: Mapping[Key, Request], keys: Sequence[Key], k: int) -> Floats:
     """Drafts, then those accepted up to each position: [prompts, 1 + k]."""
     reached = []
     for key in keys:
@@ -431,16 +431,23 @@ def _line(step_ms: Mapping[int, float]) -> Line | None:
     return Line(float(verify_ms), float(draft_ms), float(worst) if len(ks) > 2 else None)
 
 
-def _resamples(prompts: int, seed: int) -> Floats:
-    """The weight of each prompt in each bootstrap resample: [RESAMPLES, prompts], rows sum to 1."""
-    rng, weights = np.random.default_rng(seed), np.empty((RESAMPLES, prompts))
-    for start in range(0, RESAMPLES, RESAMPLES_AT_ONCE):  # whole, draws take twice what they give
-        part = weights[start : start + RESAMPLES_AT_ONCE]
-        draws = rng.integers(0, prompts, part.shape)
-        draws += prompts * np.arange(len(part))[:, None]
-        part[:] = np.bincount(draws.ravel(), minlength=part.size).reshape(part.shape)
-    weights /= prompts
-    return weights
+def _drawn(values: Sequence[Floats], seed: int) -> list[Floats]:
+    """The means over prompts of each of *values* [prompts, columns], then those of every bootstrap
+    resample of the prompts: [1 + RESAMPLES, columns].
+    """
+    prompts = len(values[0])
+    rng, at_once = np.random.default_rng(seed), max(1, DRAWS_AT_ONCE // prompts)
+    found: list[list[Floats]] = [[] for _ in values]
+    weights = np.full((1, prompts), 1 / prompts)
+    for done in range(0, RESAMPLES, at_once):
+        part = min(at_once, RESAMPLES - done)
+        draws = rng.integers(0, prompts, (part, prompts))
+        draws += prompts * np.arange(part)[:, None]
+        counts = np.bincount(draws.ravel(), minlength=draws.size).reshape(draws.shape)
+        weights = np.vstack([weights, counts / prompts]) if not done else counts / prompts
+        for means, of in zip(found, values, strict=True):
+            means.append(weights @ of)
+    return [np.concatenate(means) for means in found]
 
 
 def _best(ks: Sequence[int], speedups: Floats, prompts: int) -> BestK:

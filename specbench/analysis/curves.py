@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from specbench.analysis import cost
 from specbench.analysis.cases import Condition, MeasuredCase, Requests
 from specbench.analysis.cost import BestK, CostModel, Predicted
+from specbench.analysis.hosts import hosts_of, on_one_host
+from specbench.analysis.outlines import Request
+from specbench.analysis.speedup import Key
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,18 @@ def _curve(
 ) -> Curve:
     by_k: dict[int, Requests] = {}
     group_of = {case.k: case.group for case in cases}
+    engines_of = {case.k: case.engines for case in cases}
     for case in cases:
         by_k.setdefault(case.k, {}).update(case.keyed())
     vanilla: dict[int, Requests] = {}
     for case in baseline:
         vanilla.setdefault(case.group, {}).update(case.keyed())
     first = vanilla.get(group_of[min(by_k)], {})
-    measured = {0: first, **by_k}
+    measured: dict[int, Mapping[Key, Request]] = {0: first}
+    hosts = hosts_of(baseline[0].engines) if baseline else {}
+    for k, requests in by_k.items():  # what another host answered than vanilla is not compared
+        beside, own = vanilla.get(group_of[k], {}), hosts_of(engines_of[k])
+        measured[k] = on_one_host(requests, beside, own, hosts)
     pace = {k: cost.pace_of(first, vanilla.get(group_of[k], {})) for k in by_k}
     method = cases[0].method
     predicted: Mapping[int, Predicted] = {}

@@ -21,7 +21,7 @@ share of the mass goes astray in every cell. The figure is that of the fault har
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from statistics import NormalDist
 from typing import Any
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench.analysis.outlines import Request
 from specbench.records import RequestRecord
 
 ALPHA = 0.01
@@ -45,6 +46,8 @@ NULL_TAPES, FAULTY_TAPES = 400, 200
 SURE = 0.98  # a fault that is found so often is found when it is larger
 
 FEWEST_PROMPTS = 12  # 2**12 ways to let prompts change arms: p can be 0.001
+MOST_PROMPTS = 500  # more show little more, and shuffling them takes memory
+BINS_AT_ONCE = 1024
 SUSPECT = 0.002
 SUSPECT_PERMUTATIONS = 1999
 
@@ -177,25 +180,26 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def sampler_suspect(
-    baseline: Iterable[RequestRecord], arm: Iterable[RequestRecord], *, seed: int = 0
+    baseline: Iterable[Request], arm: Iterable[Request], *, seed: int = 0
 ) -> str | None:
     """What an ordinary run at temperature > 0 shows of a broken sampler, or None.
 
     There each prompt was sampled once by each arm, so all outputs together make one cell. If both
     arms draw alike, the outputs to a prompt can change arms; with fewer than FEWEST_PROMPTS
-    prompts there are too few ways to, and nothing is said.
+    prompts there are too few ways to, and nothing is said. Of more than MOST_PROMPTS the first
+    are looked at.
     """
-    one, other = _pages(baseline), _pages(arm)
+    one, other = _answers(baseline), _answers(arm)
     shared = sorted(
         prompt
         for prompt in one.keys() & other.keys()
-        if one[prompt].requests == other[prompt].requests
-    )
+        if list(map(_place, one[prompt])) == list(map(_place, other[prompt]))
+    )[:MOST_PROMPTS]
     if len(shared) < FEWEST_PROMPTS:
         return None
     looks = _looks_of_swaps(
-        [one[prompt] for prompt in shared],
-        [other[prompt] for prompt in shared],
+        [_said(one[prompt]) for prompt in shared],
+        [_said(other[prompt]) for prompt in shared],
         np.random.default_rng(seed),
     )
     p_value = _p_value(_furthest(looks, looks))
@@ -217,9 +221,14 @@ class _Tally:
         self._cells = np.zeros(rows)
         self._pairs = np.zeros((2, 2, rows, 2))  # of a look: arm, row, (is so, is not)
 
-    def add_cell(self, ours: Floats, theirs: Floats) -> None:
-        """How often each tape of a pair says what belongs in each bin (a column) of a cell."""
-        self._cells += _chi_square(ours, theirs)
+    def add_cell(
+        self, ours: Floats, theirs: Floats, sizes: tuple[Floats, Floats] | None = None
+    ) -> None:
+        """How often each tape of a pair says what belongs in each bin (a column) of a cell.
+
+        *sizes* are those of the tapes where this is not all of the cell.
+        """
+        self._cells += _chi_square(ours, theirs, sizes)
 
     def add(self, look: int, ours: Floats, theirs: Floats) -> None:
         """How many tokens of each tape of a pair are as the look asks, and how many are not."""
@@ -236,9 +245,10 @@ def _split(belongs: Floats, counts: Floats) -> tuple[Floats, Floats]:
     return ours, counts.sum(axis=0) - ours
 
 
-def _chi_square(ours: Floats, theirs: Floats) -> Floats:
+def _chi_square(ours: Floats, theirs: Floats, sizes: tuple[Floats, Floats] | None = None) -> Floats:
     """Pearson's chi-square of two samples, for each row."""
-    n, m, both = ours.sum(axis=1, keepdims=True), theirs.sum(axis=1, keepdims=True), ours + theirs
+    n, m = sizes or (ours.sum(axis=1, keepdims=True), theirs.sum(axis=1, keepdims=True))
+    both = ours + theirs
     off = (ours * (n + m) - both * n) ** 2 / np.maximum(both, 1)
     return np.asarray(off.sum(axis=1) / np.maximum(n * m, 1)[:, 0])
 
@@ -264,12 +274,19 @@ def _p_value(statistics: Floats) -> float:
 
 def _bins(both: Floats) -> Floats:
     """Which bin (column) each token (row) belongs in, from its count in both arms together."""
-    own = np.flatnonzero(both >= OWN)
-    bins = np.zeros((len(both), len(RARE) + len(own)), dtype=np.float32)
-    for column, (low, high) in enumerate(RARE):
-        bins[:, column] = (both >= low) & (both <= high)
-    bins[own, len(RARE) + np.arange(len(own))] = 1
+    own = np.count_nonzero(both >= OWN)
+    bins = np.zeros((len(both), len(RARE) + own), dtype=np.float32)
+    bins[np.arange(len(both)), _bin_of(both)] = 1
     return bins
+
+
+def _bin_of(both: Floats | Tokens) -> Tokens:
+    """The number of the bin that each token belongs in."""
+    own = both >= OWN
+    found = len(RARE) + np.cumsum(own) - 1
+    for number, (low, high) in enumerate(RARE):
+        found[(both >= low) & (both <= high)] = number
+    return np.asarray(found)
 
 
 def _binned(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
@@ -305,20 +322,24 @@ def _followers(pages: Iterable[Iterable[Sequence[int]]], often: int = OWN) -> Fl
     """For each page: how many of its tokens are what most often follows the token before, and how
     many are not. Only after tokens that something follows *often* in all pages together.
     """
-    pairs = [Counter(pair for said in page for pair in pairwise(said)) for page in pages]
+    everything = [list(page) for page in pages]
     follow: dict[int, Counter[int]] = {}
-    for (token, after), count in chain.from_iterable(counts.items() for counts in pairs):
-        follow.setdefault(token, Counter())[after] += count
+    for token, after in (pair for page in everything for said in page for pair in pairwise(said)):
+        follow.setdefault(token, Counter())[after] += 1
     most = {
         token: max(after, key=lambda t: (after[t], t))
         for token, after in follow.items()
         if after.total() >= often
     }
-    found = np.zeros((len(pairs), 2))
-    for page, counts in enumerate(pairs):
-        for (token, after), count in counts.items():
-            if token in most:
-                found[page, int(after != most[token])] += count
+    found = np.zeros((len(everything), 2))
+    for at, page in enumerate(everything):
+        told = Counter(
+            after != most[token]
+            for said in page
+            for token, after in pairwise(said)
+            if token in most
+        )
+        found[at] = told[False], told[True]
     return found
 
 
@@ -419,47 +440,57 @@ def _padded(table: Floats, columns: int) -> Floats:
 # --- ordinary runs -------------------------------------------------------------------------------
 
 
-@dataclass
-class _Page:
-    """What one arm said to one prompt: which requests those were, and their tokens."""
-
-    requests: list[tuple[int, int]] = field(default_factory=list)
-    said: list[tuple[int, ...]] = field(default_factory=list)
-
-    @property
-    def speculated(self) -> list[int]:
-        """Its tokens, but for the first of each answer."""
-        return [token for tokens in self.said for token in tokens[FIRST_SPECULATED:]]
-
-
-def _pages(records: Iterable[RequestRecord]) -> dict[str, _Page]:
-    found: dict[str, _Page] = {}
-    for record in sorted(records, key=lambda r: (r.cycle, r.turn)):
-        if record.ok and record.token_ids:
-            page = found.setdefault(record.prompt_id, _Page())
-            page.requests.append((record.cycle, record.turn))
-            page.said.append(record.token_ids)
+def _answers(requests: Iterable[Request]) -> dict[str, list[Request]]:
+    """Those with token ids by prompt, in the order of their passes and turns."""
+    found: dict[str, list[Request]] = {}
+    for request in requests:
+        if request.ok and request.ids_hash is not None:
+            found.setdefault(request.prompt_id, []).append(request)
+    for of_prompt in found.values():
+        of_prompt.sort(key=_place)
     return found
 
 
+def _place(request: Request) -> tuple[int, int]:
+    return request.cycle, request.turn
+
+
+def _said(requests: Iterable[Request]) -> list[tuple[int, ...]]:
+    """A page: what one arm said to one prompt."""
+    return [request.whole().token_ids or () for request in requests]
+
+
 def _looks_of_swaps(
-    ours: Sequence[_Page], theirs: Sequence[_Page], rng: np.random.Generator
+    ours: Sequence[Sequence[tuple[int, ...]]],
+    theirs: Sequence[Sequence[tuple[int, ...]]],
+    rng: np.random.Generator,
 ) -> Floats:
     """The looks as measured, then with each prompt's arms swapped or not at random."""
     pages = [*ours, *theirs]
-    spoken = [np.array(page.speculated, dtype=np.int64) for page in pages]
-    vocabulary = np.unique(np.concatenate(spoken))
-    table = np.array(
-        [np.bincount(np.searchsorted(vocabulary, s), minlength=len(vocabulary)) for s in spoken]
-    )
-    once = table.sum(axis=0) == 1
-    rare = table @ np.stack([once, ~once], 1)
-    followers = _followers(page.said for page in pages)
+    spoken = [
+        np.array([token for tokens in page for token in tokens[FIRST_SPECULATED:]], dtype=np.int64)
+        for page in pages
+    ]
+    vocabulary, counts = np.unique(np.concatenate(spoken), return_counts=True)
+    places = [np.searchsorted(vocabulary, said) for said in spoken]
+    once = counts == 1
+    rare = np.array([[once[at].sum(), (~once[at]).sum()] for at in places])
+    followers = _followers(pages)
     kept = rng.integers(0, 2, (1 + SUSPECT_PERMUTATIONS, len(ours)))
     kept[0] = 1
     belongs = np.hstack([kept, 1 - kept]).astype(np.float32)
     tally = _Tally(len(belongs))
-    tally.add_cell(*_split(belongs, table @ _bins(table.sum(axis=0))))
+    bin_of, bins = _bin_of(counts), len(RARE) + int(np.count_nonzero(counts >= OWN))
+    sizes = _split(belongs, np.array([[len(said)] for said in spoken]))
+    for first in range(0, bins, BINS_AT_ONCE):
+        width = min(BINS_AT_ONCE, bins - first)
+        table = np.array([_counted(bin_of[at] - first, width) for at in places])
+        tally.add_cell(*_split(belongs, table), sizes)
     tally.add(LIKELIEST, *_split(belongs, followers))
     tally.add(ONCE, *_split(belongs, rare))
     return tally.looks()
+
+
+def _counted(bins: Tokens, width: int) -> Tokens:
+    """How often each of the first *width* bins is there."""
+    return np.bincount(bins[(bins >= 0) & (bins < width)], minlength=width)

@@ -11,25 +11,32 @@ Definitions (docs/measurement.md has the sources):
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, TypeVar
 
-from specbench.records import CounterSpan, EngineCounters, RequestRecord, SpecRequest
+import numpy as np
 
+from specbench.analysis.outlines import Drafts, Request
+from specbench.records import CounterSpan, EngineCounters, SpecRequest
+
+R = TypeVar("R", bound=Request)
 MERGED_CHUNKS, MERGED_SHARE = 3, 0.1  # that a busy reader may well find beside the first
 
 
-def latency_ms(record: RequestRecord) -> float:
+def latency_ms(record: Request) -> float:
     """Milliseconds from sending to the last chunk."""
-    return (record.chunk_ns[-1] - record.sent_ns) / 1e6
+    return (record.last_ns - record.sent_ns) / 1e6
 
 
-def ttft_ms(record: RequestRecord) -> float:
+def ttft_ms(record: Request) -> float:
     """Milliseconds from sending to the first chunk with output."""
-    return (record.chunk_ns[0] - record.sent_ns) / 1e6
+    return (record.first_ns - record.sent_ns) / 1e6
 
 
-def tpot_ms(record: RequestRecord) -> float | None:
+def tpot_ms(record: Request) -> float | None:
     """Milliseconds per output token after the first; None for fewer than two chunks or tokens, and
     for a stream that was held up.
 
@@ -37,30 +44,28 @@ def tpot_ms(record: RequestRecord) -> float | None:
     others only.
     """
     later = later_tokens(record)
-    if not later or len(record.chunk_ns) < 2 or held_up(record):
+    if not later or record.chunks < 2 or held_up(record):
         return None
-    return (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e6 / later
+    return (record.last_ns - record.first_ns) / 1e6 / later
 
 
-def held_up(record: RequestRecord) -> bool:
+def held_up(record: Request) -> bool:
     """Whether the first chunk was read together with many later ones.
 
     The client or the server stood still then, so that nobody knows when the first token came: not
     TTFT, nor the time that the others took.
     """
-    together = record.chunk_ns.count(record.chunk_ns[0]) - 1 if record.chunk_ns else 0
-    return together > max(MERGED_CHUNKS, MERGED_SHARE * len(record.chunk_ns))
+    return record.together > max(MERGED_CHUNKS, MERGED_SHARE * record.chunks)
 
 
-def later_tokens(record: RequestRecord) -> int:
+def later_tokens(record: Request) -> int:
     """Output tokens after the first chunk; 0 where they are not known."""
     if record.output_tokens is None:
         return 0
-    first = max(1, record.chunk_tokens[0]) if record.chunk_tokens else 1
-    return max(0, record.output_tokens - first)
+    return max(0, record.output_tokens - max(1, record.first_tokens or 1))
 
 
-def decode_steps(record: RequestRecord) -> int | None:
+def decode_steps(record: Request) -> int | None:
     """Target steps after the first chunk of a request with per-request metrics; None without.
 
     Nor where the first chunk holds several tokens: steps of later ones are in it then.
@@ -73,7 +78,7 @@ def decode_steps(record: RequestRecord) -> int | None:
     return spec.drafts + undrafted_steps(record.output_tokens, 1, spec.drafts, spec.accepted)
 
 
-def tokens_per_step(record: RequestRecord) -> float | None:
+def tokens_per_step(record: Request) -> float | None:
     """Tokens that a request got for each target step after the first chunk; trimmed ones not."""
     steps = decode_steps(record)
     return later_tokens(record) / steps if steps else None
@@ -127,7 +132,7 @@ class Acceptance:
         return tuple(count / self.drafts for count in self.per_position)
 
 
-def acceptance_of_requests(records: Sequence[RequestRecord]) -> Acceptance | None:
+def acceptance_of_requests(records: Sequence[Request]) -> Acceptance | None:
     """Acceptance from the per-request metrics; None unless every request has them."""
     if not records or any(record.spec is None for record in records):
         return None
@@ -145,7 +150,7 @@ def acceptance_of_requests(records: Sequence[RequestRecord]) -> Acceptance | Non
     )
 
 
-def _per_position(specs: Sequence[SpecRequest]) -> tuple[int, ...] | None:
+def _per_position(specs: Sequence[SpecRequest | Drafts]) -> tuple[int, ...] | None:
     """How often each position was accepted; None unless every drafting request says so.
 
     A step that accepted n drafts accepted the positions 1 to n.
@@ -170,7 +175,7 @@ def undrafted_steps(output: int, requests: int, drafts: int, accepted: int) -> i
 
 
 def acceptance_of_counters(
-    spent: EngineCounters | None, records: Sequence[RequestRecord]
+    spent: EngineCounters | None, records: Sequence[Request]
 ) -> Acceptance | None:
     """Acceptance from the engine's counters around exactly *records*; None if it has none.
 
@@ -189,26 +194,38 @@ def acceptance_of_counters(
     )
 
 
-def acceptance_of_chunks(records: Sequence[RequestRecord]) -> Acceptance | None:
+def acceptance_of_chunks(records: Sequence[Request]) -> Acceptance | None:
     """Acceptance from tokens per streamed chunk, each taken for a step; None where they are unknown.
 
     For servers that count no drafts (Triton). A chunk that holds several steps makes it too high:
     hygiene looks for those. The first chunk is the prefill's.
     """
-    chunks = [record.chunk_tokens for record in records]
-    if not chunks or not all(chunks):
+    if not records or any(record.first_tokens is None for record in records):
         return None
-    later = [tokens for of_request in chunks for tokens in (of_request or ())[1:] if tokens > 0]
+    later = sizes_of(records)
+    later.pop(0, None)
     depth = max(later, default=1) - 1
-    positions = tuple(sum(tokens > place for tokens in later) for place in range(1, depth + 1))
+    positions = tuple(
+        sum(chunks for tokens, chunks in later.items() if tokens > place)
+        for place in range(1, depth + 1)
+    )
     return Acceptance(
         source="chunks",
-        drafts=len(later),
+        drafts=later.total(),
         draft_tokens=0,
-        accepted=sum(later) - len(later),
+        accepted=sum(tokens * chunks for tokens, chunks in later.items()) - later.total(),
         undrafted_steps=0,
         per_position=positions or None,
     )
+
+
+def sizes_of(records: Iterable[Request]) -> Counter[int]:
+    """How many chunks after the first hold how many tokens, of all requests that know it."""
+    found: Counter[int] = Counter()
+    for record in records:
+        for tokens, chunks in record.later_sizes or ():
+            found[tokens] += chunks
+    return found
 
 
 @dataclass(frozen=True)
@@ -228,7 +245,7 @@ class CaseMetrics:
 
 
 def summarise(
-    records: Iterable[RequestRecord],
+    records: Iterable[Request],
     spans: Sequence[CounterSpan] = (),
     *,
     speculative: bool = False,
@@ -269,9 +286,7 @@ class Goodput:
     per_s: float | None
 
 
-def goodput(
-    records: Iterable[RequestRecord], limits: Mapping[str, float], *, open_loop: bool
-) -> Goodput:
+def goodput(records: Iterable[Request], limits: Mapping[str, float], *, open_loop: bool) -> Goodput:
     """Requests within *limits* (ttft_ms, tpot_ms, latency_ms), as GenAI-Perf's `--goodput` counts.
 
     A failed request is not good. The time is that with a request in flight, of an *open_loop* all
@@ -287,42 +302,57 @@ def goodput(
         good += all(value is None or value <= limit for value, limit in values)
     busy = busy_ns(measured)
     if open_loop and measured:
-        busy = max(r.chunk_ns[-1] for r in measured) - min(r.sent_ns for r in measured)
+        busy = max(r.last_ns for r in measured) - min(r.sent_ns for r in measured)
     return Goodput(good, len(everything), good / (busy / 1e9) if busy > 0 else None)
 
 
 def counted(
-    spans: Sequence[CounterSpan], good: Sequence[RequestRecord]
-) -> tuple[EngineCounters | None, list[RequestRecord]]:
+    spans: Sequence[CounterSpan], good: Sequence[Request]
+) -> tuple[EngineCounters | None, list[Request]]:
     """What the engine counted, and the requests among *good* around which it did.
 
     A span counts only if every request inside is among *good*: a failed request, or one that was
     measured again after a resume, spoils the span that it lies in. A run that is killed between a
     request and its counters loses that one span.
     """
+    if not spans:
+        return None, list(good)
     by_key = {record.key: record for record in good}
-    whole = [span for span in spans if all(key in by_key for key in span.keys)]
-    if any(span.keys for span in whole):
-        good = [by_key[key] for span in whole for key in span.keys]
-    return total_spent(whole, len(good)), list(good)
-
-
-def total_spent(spans: Sequence[CounterSpan], requests: int) -> EngineCounters | None:
-    """All spans together; None unless they cover exactly *requests* requests, all readable."""
-    if not spans or sum(span.requests for span in spans) != requests:
-        return None
-    total = EngineCounters()
+    inside: list[Request] = []
+    total: dict[str, Any] = {}
+    requests, readable = 0, []
     for span in spans:
-        if span.spent is None:
-            return None
-        total = total + span.spent
-    return total
+        if all(key in by_key for key in span.keys):
+            inside += [by_key[key] for key in span.keys]
+            readable.append(span.spent is not None)
+            requests += span.requests
+            _add(total, span.spent)
+    inside = inside or list(good)
+    known = bool(readable) and all(readable) and requests == len(inside)
+    return EngineCounters.model_validate(total) if known else None, inside
 
 
-def busy_ns(records: Sequence[RequestRecord]) -> int:
+def _add(total: dict[str, Any], spent: EngineCounters | None) -> None:
+    """As EngineCounters adds, but in place: there may be a span for every request."""
+    for name in EngineCounters.model_fields if spent else ():
+        value, before = getattr(spent, name), total.get(name)
+        if before is None:
+            total[name] = value
+        elif isinstance(value, tuple):
+            total[name] = tuple(map(sum, zip_longest(before, value, fillvalue=0)))
+        elif value is not None:
+            total[name] = before + value
+
+
+def busy_ns(records: Sequence[Request]) -> int:
     """Nanoseconds in which at least one of *records* was in flight (intervals united)."""
+    starts, ends = (
+        np.fromiter((getattr(r, name) for r in records), np.int64, len(records))
+        for name in ("sent_ns", "last_ns")
+    )
     total, until = 0, -math.inf
-    for start, end in sorted((r.sent_ns, r.chunk_ns[-1]) for r in records):
+    for at in np.lexsort((ends, starts)):  # of numbers, not of pairs: there may be very many
+        start, end = int(starts[at]), int(ends[at])
         if start > until:
             total, until = total + end - start, end
         elif end > until:
@@ -330,17 +360,22 @@ def busy_ns(records: Sequence[RequestRecord]) -> int:
     return total
 
 
-def last_attempts(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+def last_attempts(records: Iterable[R]) -> list[R]:
     """One record per (prompt, turn, cycle): the last good one, else the last.
 
     A resume may repeat some.
     """
-    kept: dict[tuple[str, int, int], RequestRecord] = {}
+    kept: dict[tuple[str, int, int], R] = {}
     for record in records:
         key = (record.prompt_id, record.turn, record.cycle)
-        if key not in kept or record.ok or not kept[key].ok:
+        if is_later_attempt(record, kept.get(key)):
             kept[key] = record
     return list(kept.values())
+
+
+def is_later_attempt(record: Request, before: Request | None) -> bool:
+    """Whether *record* counts instead of the attempt *before* it: the last good one, else the last."""
+    return before is None or record.ok or not before.ok
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -5,12 +5,14 @@ equal. In bfloat16 near-ties fall differently in a step of one row and a step of
 difference there is reported and is no failure.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
+from specbench.analysis.outlines import Request
 from specbench.analysis.speedup import Key
-from specbench.records import RequestRecord
 
 LEAD, SHOWN = 20, 40  # characters shown before and after the point where two texts part
 SHOWN_IDS = 4
@@ -44,18 +46,65 @@ class Difference:
         )
 
 
+class Differences(Sequence[Difference]):
+    """Outputs that differ, in the order of their keys: what they say is read when it is asked for.
+
+    `positions` are those of the differences.
+    """
+
+    def __init__(self) -> None:
+        self.positions = array("q")
+        self._pairs: list[tuple[Key, Request, Request]] = []
+
+    def add(self, key: Key, one: Request, other: Request) -> None:
+        """Take up two answers whose token ids are not the same."""
+        self.positions.append(
+            _in_common(one.whole().token_ids or (), other.whole().token_ids or ())
+        )
+        self._pairs.append((key, one, other))
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    @overload
+    def __getitem__(self, at: int) -> Difference: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Difference]: ...
+    def __getitem__(self, at: int | slice) -> Difference | Sequence[Difference]:
+        if isinstance(at, slice):
+            return [_difference(*pair) for pair in self._pairs[at]]
+        return _difference(*self._pairs[at])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+
 @dataclass(frozen=True)
 class Parity:
     """How many of the compared outputs are identical, and where each of the others parts."""
 
     identical: int
     compared: int
-    differences: tuple[Difference, ...] = ()
+    differences: Sequence[Difference] = ()
 
     @property
     def first_differences(self) -> tuple[int, ...]:
         """Positions from 0 in output tokens, ascending, one for each output that differs."""
-        return tuple(sorted(difference.position for difference in self.differences))
+        return tuple(sorted(self._positions))
+
+    @property
+    def earliest(self) -> Difference | None:
+        """The difference that comes first in its output; None where there is none."""
+        positions = self._positions
+        return self.differences[positions.index(min(positions))] if positions else None
+
+    @property
+    def _positions(self) -> Sequence[int]:
+        if isinstance(self.differences, Differences):
+            return self.differences.positions
+        return [difference.position for difference in self.differences]
 
     @property
     def differing(self) -> float:
@@ -80,30 +129,34 @@ class Parity:
         return f"{said}; they part: {', '.join(parted)}" if self.differences else said
 
 
-def compare(
-    baseline: Mapping[Key, RequestRecord], arm: Mapping[Key, RequestRecord]
-) -> Parity | None:
+def compare(baseline: Mapping[Key, Request], arm: Mapping[Key, Request]) -> Parity | None:
     """The outputs of *arm* beside those of *baseline*; None where no token ids can be compared.
 
     A second turn's prompt holds the engine's own first answer: where those differ, the prompts
     do, and the turn is left out.
     """
-    identical, differences = 0, []
+    identical, differences = 0, Differences()
     for key in sorted(baseline.keys() & arm.keys()):
-        one, other = baseline[key], arm[key]
-        if not one.ok or not other.ok:  # a stream that was cut says nothing of what was left
-            continue
-        if not one.token_ids or not other.token_ids or one.prompt_sha256 != other.prompt_sha256:
-            continue
-        if one.token_ids == other.token_ids:
+        same = is_same(baseline[key], arm[key])
+        if same:
             identical += 1
-        else:
-            differences.append(_difference(key, one, other))
+        elif same is not None:
+            differences.add(key, baseline[key], arm[key])
     compared = identical + len(differences)
-    return Parity(identical, compared, tuple(differences)) if compared else None
+    return Parity(identical, compared, differences or ()) if compared else None
 
 
-def _difference(key: Key, one: RequestRecord, other: RequestRecord) -> Difference:
+def is_same(one: Request, other: Request) -> bool | None:
+    """Whether two answers to one prompt are the same tokens; None where that cannot be said."""
+    if not one.ok or not other.ok:  # a stream that was cut says nothing of what was left
+        return None
+    if one.ids_hash is None or other.ids_hash is None or one.prompt_hash != other.prompt_hash:
+        return None
+    return one.ids_hash == other.ids_hash
+
+
+def _difference(key: Key, request: Request, beside: Request) -> Difference:
+    one, other = request.whole(), beside.whole()
     ids, other_ids = one.token_ids or (), other.token_ids or ()
     at = _in_common(ids, other_ids)
     same = _in_common(one.text, other.text)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from specbench.analysis.outlines import Outline, Outlines, Pool
 from specbench.analysis.speedup import Key, Question, Ratio, tpot_ratio
 from specbench.config import Precision
 from specbench.records import RequestRecord
@@ -12,6 +13,10 @@ QUESTIONS: Mapping[Question, str] = {
     "this_set": "on this prompt set",
     "like_these": "on prompts like these",
 }
+
+
+def _unread(_: int) -> RequestRecord:
+    raise NotImplementedError("times and counts are all that is looked at")
 
 
 @dataclass
@@ -27,12 +32,14 @@ class PrecisionWatch:
     baseline: str
     arms: Mapping[str, bool]
     set_size: int | None = None
-    _records: dict[str, dict[Key, RequestRecord]] = field(default_factory=dict)
+    _outlines: Outlines = field(default_factory=lambda: Outlines(Pool(), _unread))
+    _records: dict[str, dict[Key, Outline]] = field(default_factory=dict)
 
     def add(self, case_id: str, record: RequestRecord) -> None:
         """Take up a request that ended."""
         key = Key(record.prompt_id, record.turn, 0, record.cycle)
-        self._records.setdefault(case_id, {})[key] = record
+        self._outlines.add(record, 0)
+        self._records.setdefault(case_id, {})[key] = self._outlines[-1]
 
     def settled(self, case_id: str) -> str | None:
         """Why no more prompts are needed for this arm, in words; None while they are.

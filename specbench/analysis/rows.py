@@ -2,20 +2,23 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
-from specbench.analysis.cases import Condition, MeasuredCase, Requests
+from specbench.analysis.cases import Condition, Joined, MeasuredCase, Requests
 from specbench.analysis.cost import AGREEMENT, disagreement
 from specbench.analysis.curves import Curve, curves
+from specbench.analysis.hosts import hosts_of, on_one_host
 from specbench.analysis.hygiene import CaseFacts, Flag, PairFacts, checks
 from specbench.analysis.imported import imported_flags, stated_metrics, without_lacking
 from specbench.analysis.metrics import CaseMetrics, Goodput, goodput, summarise
+from specbench.analysis.outlines import Outlines, Pool, Request
 from specbench.analysis.parity import Parity
 from specbench.analysis.parity import compare as compare_outputs
 from specbench.analysis.slices import WHOLE, By, Part, parts
-from specbench.analysis.speedup import Speedup, compare, pairs_of
+from specbench.analysis.speedup import Key, Speedup, compare, pairs_of
 from specbench.analysis.telemetry import Meanwhile
 from specbench.analysis.tool_figures import Beside, beside_ours
-from specbench.records import CounterSpan, EngineFacts, Imported, RequestRecord
+from specbench.records import CounterSpan, EngineFacts, Imported
 
 SCHEMA = 2  # of the JSON that `specbench report --format json` prints
 
@@ -66,6 +69,9 @@ class Row:
     beside: tuple[Beside, ...] = ()
     imported: Imported | None = None
     meanwhile: Meanwhile | None = None
+    hosts: tuple[str, ...] = ()
+    status: str = "ok"
+    failure: str | None = None
 
     @property
     def condition(self) -> Condition:
@@ -96,17 +102,19 @@ def rows(
     for condition, arms in groups.items():
         base = arms.get(baseline or "", [])
         ordered = sorted(arms, key=lambda arm: arm != baseline)
-        records = [r for of_arm in arms.values() for case in of_arm for r in case.records]
+        records = Joined([case.records for of_arm in arms.values() for case in of_arm])
         for part in parts(by, records) if by else [WHOLE]:
+            of_base = _requests(base, part)
             for arm in ordered:
                 curve = explained.get((condition, arms[arm][0].label))
-                found.append(_row(arms[arm], base, part, arm == baseline, greedy, curve))
+                found.append(_row(arms[arm], base, of_base, part, arm == baseline, greedy, curve))
     return found
 
 
 def _row(
     repeats: Sequence[MeasuredCase],
     baseline: Sequence[MeasuredCase],
+    requests_of_baseline: Sequence[Requests],
     part: Part,
     is_baseline: bool,
     greedy: bool,
@@ -115,8 +123,8 @@ def _row(
     """Counters, checks and the cost of a step are of whole cases: a part has none of them."""
     whole = part.is_whole
     first = repeats[0]
-    requests = _requests(repeats, part)
-    spans = [span for case in repeats for span in case.spans] if whole else []
+    requests = requests_of_baseline if is_baseline else _requests(repeats, part)
+    spans = Joined([case.spans for case in repeats]) if whole else []
     everything = [record for of_case in requests for record in of_case.values()]
     metrics = summarise(everything, spans, speculative=first.k > 0)
     if part.is_piece:  # its first chunk is no first token, and its time is no request's
@@ -140,9 +148,13 @@ def _row(
         flags += checks.flags(facts)
     speedup = same = None
     groups = {case.group for case in repeats}
-    beside = [case for case in baseline if case.group in groups]
+    chosen = [at for at, case in enumerate(baseline) if case.group in groups]
+    beside = [baseline[at] for at in chosen]
     if beside and not is_baseline:
-        base, arm = _merged(_requests(beside, part)), _merged(requests)
+        of_base = [requests_of_baseline[at] for at in chosen]
+        everywhere, arm = _merged(of_base), _merged(requests)
+        hosts = hosts_of(beside[0].engines), hosts_of(first.engines)
+        base = on_one_host(everywhere, arm, *hosts)
         speedup = compare(
             base, arm, speculative=first.k > 0, set_size=first.set_size if whole else None
         )
@@ -150,12 +162,18 @@ def _row(
             speedup = replace(speedup, ttft=None)
         same = compare_outputs(base, arm) if greedy else None
         if whole:
-            pair = PairFacts(_facts_of(beside), facts, pairs_of(base, arm), speedup)
+            pair = PairFacts(
+                _facts_of(beside, of_base),
+                facts,
+                pairs_of(base, arm),
+                speedup,
+                apart=len(everywhere) - len(base),
+            )
             flags += checks.pair_flags(pair)
     cost = _cost(first, curve, beside) if whole else None
     if cost and speedup and (found := _unexplained(cost, speedup)):
         flags.append(found)
-    problems = [case.problem for case in repeats if case.problem]
+    troubled = next((case for case in repeats if case.problem), None)
     reports = [report for case in repeats for report in case.tools]
     return Row(
         arm=first.arm,
@@ -172,17 +190,28 @@ def _row(
         speedup=speedup,
         is_baseline=is_baseline,
         flags=tuple(flags),
-        problem=problems[0] if problems else None,
+        problem=troubled.problem if troubled else None,
+        status=_status(repeats),
+        failure=troubled.failure if troubled else None,
         parity=same,
         cost=cost,
         imported=origins[0] if origins else None,
         meanwhile=facts.meanwhile if whole else None,
+        hosts=tuple(sorted(set(hosts_of(facts.engines).values()))),
         rate=first.rate,
         goodput=goodput(everything, first.limits, open_loop=first.rate is not None)
         if first.limits and not part.is_piece
         else None,
-        beside=beside_ours(reports, [r for case in repeats for r in case.records]) if whole else (),
+        beside=beside_ours(reports, Joined([case.records for case in repeats])) if whole else (),
     )
+
+
+def _status(repeats: Sequence[MeasuredCase]) -> str:
+    """That of all repeats, else partial, or unfinished where one of them is."""
+    found = {case.status for case in repeats}
+    if len(found) == 1:
+        return found.pop()
+    return "unfinished" if "unfinished" in found else "partial"
 
 
 def _cost(case: MeasuredCase, curve: Curve | None, baseline: Sequence[MeasuredCase]) -> Cost:
@@ -240,16 +269,16 @@ def _engines(cases: Sequence[MeasuredCase]) -> Sequence[EngineFacts]:
     return cases[0].engines if cases else ()
 
 
-def _facts_of(cases: Sequence[MeasuredCase]) -> CaseFacts:
-    records = [record for case in cases for record in case.keyed().values()]
-    spans = [span for case in cases for span in case.spans]
+def _facts_of(cases: Sequence[MeasuredCase], requests: Sequence[Requests]) -> CaseFacts:
+    records = [record for of_case in requests for record in of_case.values()]
+    spans = Joined([case.spans for case in cases])
     metrics = summarise(records, spans, speculative=cases[0].k > 0)
     return _facts(cases, records, spans, metrics)
 
 
 def _facts(
     cases: Sequence[MeasuredCase],
-    records: Sequence[RequestRecord],
+    records: Sequence[Request],
     spans: Sequence[CounterSpan],
     metrics: CaseMetrics,
 ) -> CaseFacts:
@@ -276,13 +305,33 @@ def _facts(
 
 def _requests(cases: Sequence[MeasuredCase], part: Part) -> list[Requests]:
     """What of each case's requests is in *part*."""
+    if part.is_whole:
+        return [case.keyed() for case in cases]
     found = []
     for case in cases:
         kept = ((key, part.of(record)) for key, record in case.keyed().items())
-        found.append({key: record for key, record in kept if record is not None})
+        inside = ((key, record) for key, record in kept if record is not None)
+        found.append(_in_outline(inside, case) if part.is_piece else dict(inside))
     return found
+
+
+def _in_outline(pieces: Iterable[tuple[Key, Request]], case: MeasuredCase) -> Requests:
+    """Pieces of a case's requests, which no file holds, without their lists."""
+    pool = case.records.pool if isinstance(case.records, Outlines) else Pool()
+    outlines = Outlines(pool, _unread)
+    keys = []
+    for key, piece in pieces:
+        outlines.add(piece.whole(), 0)
+        keys.append(key)
+    return dict(zip(keys, outlines, strict=True))
+
+
+def _unread(_: int) -> NoReturn:
+    raise NotImplementedError("nothing is looked at of a piece but its times and counts")
 
 
 def _merged(requests: Sequence[Requests]) -> Requests:
     """The requests of all cases that share no key: repeats of one arm in one group."""
+    if len(requests) == 1:
+        return requests[0]
     return {key: record for of_case in requests for key, record in of_case.items()}

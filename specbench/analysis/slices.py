@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from specbench.analysis.outlines import Request
 from specbench.records import RequestRecord, SpecRequest
 
 By = Literal["category", "turn", "length", "position"]
@@ -24,7 +25,7 @@ class Part:
     """
 
     name: str | None
-    of: Callable[[RequestRecord], RequestRecord | None]
+    of: Callable[[Request], Request | None]
     is_piece: bool = False
 
     @property
@@ -33,40 +34,39 @@ class Part:
         return self.of is _itself
 
 
-def _itself(record: RequestRecord) -> RequestRecord:
+def _itself(record: Request) -> Request:
     return record
 
 
 WHOLE = Part(None, _itself)
 
 
-def parts(by: By, records: Iterable[RequestRecord]) -> list[Part]:
+def parts(by: By, records: Iterable[Request]) -> list[Part]:
     """The parts that *records* fall into, in their natural order; categories as they are met.
 
     Where all are in one part it is the whole under that part's name.
     """
-    everything = list(records)
     if by == "position":
-        return _by_position(everything) or [WHOLE]
-    found = _by_request(by, everything)
+        return _by_position(records) or [WHOLE]
+    found = _by_request(by, records)
     return found if len(found) > 1 else [Part(part.name, WHOLE.of) for part in found] or [WHOLE]
 
 
-def _by_request(by: By, records: Sequence[RequestRecord]) -> list[Part]:
+def _by_request(by: By, records: Iterable[Request]) -> list[Part]:
     if by == "category":
         seen = {record.category: None for record in records}
         return [Part(name, _where("category", name)) for name in seen]
     if by == "turn":
         turns = sorted({record.turn for record in records})
         return [Part(f"turn {turn + 1}", _where("turn", turn)) for turn in turns]
-    lengths = [record.prompt_tokens for record in records]
+    lengths = {record.prompt_tokens for record in records}
     return [
         Part(f"{low}-{high - 1} prompt tokens", _of_length(low, high))
-        for low, high in _bins([length for length in lengths if length is not None])
+        for low, high in _bins(sorted(length for length in lengths if length is not None))
     ]
 
 
-def _by_position(records: Sequence[RequestRecord]) -> list[Part]:
+def _by_position(records: Iterable[Request]) -> list[Part]:
     longest = max((record.output_tokens or 0 for record in records), default=0)
     return [
         Part(f"tokens {low}-{high - 1}", _piece(low, high), is_piece=True)
@@ -74,12 +74,12 @@ def _by_position(records: Sequence[RequestRecord]) -> list[Part]:
     ]
 
 
-def _where(name: str, value: object) -> Callable[[RequestRecord], RequestRecord | None]:
+def _where(name: str, value: object) -> Callable[[Request], Request | None]:
     return lambda record: record if getattr(record, name) == value else None
 
 
-def _of_length(low: int, high: int) -> Callable[[RequestRecord], RequestRecord | None]:
-    def of(record: RequestRecord) -> RequestRecord | None:
+def _of_length(low: int, high: int) -> Callable[[Request], Request | None]:
+    def of(record: Request) -> Request | None:
         return record if low <= (record.prompt_tokens or 0) < high else None
 
     return of
@@ -96,19 +96,25 @@ def _bins(values: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _piece(low: int, high: int) -> Callable[[RequestRecord], RequestRecord | None]:
+def _piece(low: int, high: int) -> Callable[[Request], Request | None]:
     return lambda record: piece(record, low, high)
 
 
-def piece(record: RequestRecord, low: int, high: int) -> RequestRecord | None:
+def piece(request: Request, low: int, high: int) -> RequestRecord | None:
     """The part of a request that made its output tokens *low* to *high* - 1.
 
     A chunk belongs to where its first token stands. The chunk before is kept in front as a single
     token, from which time runs, as if it were a request's first. It has no TTFT of its own. None
     where no chunk is in it, or chunks have no token counts.
     """
+    sizes = request.later_sizes
+    if not request.ok or sizes is None:
+        return None
+    if (request.first_tokens or 0) + sum(tokens * chunks for tokens, chunks in sizes) < low:
+        return None  # it ends before: not worth reading
+    record = request.whole()
     counts = record.chunk_tokens
-    if not record.ok or counts is None or len(counts) != len(record.chunk_ns):
+    if counts is None or len(counts) != len(record.chunk_ns):
         return None
     begins = [0, *itertools.accumulate(counts)][:-1]
     inside = [i for i, begin in enumerate(begins) if i and low <= begin < high]

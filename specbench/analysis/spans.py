@@ -1,6 +1,5 @@
 """Stretches of time, and what a counter that was read now and then counted during them."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +13,12 @@ Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 class Spans:
     """The time with a request in flight: disjoint, in order."""
 
-    def __init__(self, spans: Iterable[tuple[int, int]], *, gap_ns: int = 0) -> None:
-        merged: list[list[int]] = []
-        for start, end in sorted(spans):
-            if merged and start <= merged[-1][1] + gap_ns:
-                merged[-1][1] = max(merged[-1][1], end)
-            else:
-                merged.append([start, end])
-        self.starts: Ints = np.array([start for start, _ in merged], np.int64)
-        self.ends: Ints = np.array([end for _, end in merged], np.int64)
+    def __init__(self, starts: Ints, ends: Ints, *, gap_ns: int = 0) -> None:
+        order = np.lexsort((ends, starts))
+        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        begins = np.append(True, starts[1:] > ends[:-1] + gap_ns)[: len(starts)]
+        self.starts: Ints = starts[begins]
+        self.ends: Ints = ends[np.append(begins[1:], True)[: len(starts)]]
 
     @property
     def seconds(self) -> float:

@@ -20,26 +20,25 @@ Restarts are too few to be resampled at all: their mean is drawn from Student's 
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specbench.analysis.metrics import latency_ms, tokens_per_step, tpot_ms, ttft_ms
-from specbench.records import RequestRecord
+from specbench.analysis.outlines import Request
 
 RESAMPLES = 4000
-DRAWS_AT_ONCE = 1 << 20
+DRAWS_AT_ONCE = 1 << 18
 CONFIDENCE = 0.95
 FEWEST_RESIDUALS = 3  # fewer say nothing of the noise
 Floats = NDArray[np.float64]
 Question = Literal["like_these", "this_set"]
 NoiseSource = Literal["restarts", "cycles", "steps"]
-T = TypeVar("T")
 
 
 class Key(NamedTuple):
@@ -53,7 +52,7 @@ class Key(NamedTuple):
     cycle: int = 0
 
 
-Pair = tuple[Key, RequestRecord, RequestRecord]
+Pair = tuple[Key, Request, Request]
 Cells = Mapping[Key, float]
 
 
@@ -129,8 +128,8 @@ class Speedup:
 
 
 def compare(
-    baseline: Mapping[Key, RequestRecord],
-    arm: Mapping[Key, RequestRecord],
+    baseline: Mapping[Key, Request],
+    arm: Mapping[Key, Request],
     *,
     speculative: bool = True,
     set_size: int | None = None,
@@ -145,18 +144,18 @@ def compare(
     make = partial(ratio_of, set_size=set_size, seed=seed)
     arm_ms = sum(latency_ms(other) for _, _, other in pairs)
     return Speedup(
-        tpot=tpot_ratio(baseline, arm, speculative=speculative, set_size=set_size, seed=seed),
+        tpot=_tpot_ratio(pairs, speculative=speculative, set_size=set_size, seed=seed),
         latency=make(_cells(pairs, partial(_log_ratio, latency_ms)), {}),
         ttft=make(_cells(pairs, partial(_log_ratio, ttft_ms)), {}),
         total_time=sum(latency_ms(base) for _, base, _ in pairs) / arm_ms if arm_ms else None,
         pairs=len(pairs),
-        unpaired=len(baseline.keys() | arm.keys()) - len(pairs),
+        unpaired=len(baseline) + sum(key not in baseline for key in arm) - len(pairs),
     )
 
 
 def tpot_ratio(
-    baseline: Mapping[Key, RequestRecord],
-    arm: Mapping[Key, RequestRecord],
+    baseline: Mapping[Key, Request],
+    arm: Mapping[Key, Request],
     *,
     speculative: bool = True,
     set_size: int | None = None,
@@ -164,34 +163,38 @@ def tpot_ratio(
 ) -> Ratio | None:
     """The ratio of TPOT alone, see `compare`."""
     pairs = pairs_of(baseline, arm)
+    return _tpot_ratio(pairs, speculative=speculative, set_size=set_size, seed=seed)
+
+
+def _tpot_ratio(
+    pairs: Sequence[Pair], *, speculative: bool, set_size: int | None, seed: int
+) -> Ratio | None:
     steps = _cells(pairs, partial(_log_step_ratio, speculative=speculative))
     cells = _cells(pairs, partial(_log_ratio, tpot_ms))
     return ratio_of(cells, steps, set_size=set_size, seed=seed)
 
 
-def pairs_of(baseline: Mapping[Key, RequestRecord], arm: Mapping[Key, RequestRecord]) -> list[Pair]:
+def pairs_of(baseline: Mapping[Key, Request], arm: Mapping[Key, Request]) -> list[Pair]:
     """The requests that both answered, in the order of their keys."""
-    both = sorted(key for key in baseline.keys() & arm.keys() if baseline[key].ok and arm[key].ok)
-    return [(key, baseline[key], arm[key]) for key in both]
+    both = [key for key in baseline if key in arm and baseline[key].ok and arm[key].ok]
+    return [(key, baseline[key], arm[key]) for key in sorted(both)]
 
 
 def _cells(
-    pairs: Sequence[Pair], log_ratio: Callable[[RequestRecord, RequestRecord], float | None]
+    pairs: Sequence[Pair], log_ratio: Callable[[Request, Request], float | None]
 ) -> dict[Key, float]:
     found = ((key, log_ratio(base, other)) for key, base, other in pairs)
     return {key: value for key, value in found if value is not None}
 
 
 def _log_ratio(
-    measure: Callable[[RequestRecord], float | None], base: RequestRecord, other: RequestRecord
+    measure: Callable[[Request], float | None], base: Request, other: Request
 ) -> float | None:
     a, b = measure(base), measure(other)
     return math.log(a / b) if a and b else None
 
 
-def _log_step_ratio(
-    base: RequestRecord, other: RequestRecord, *, speculative: bool
-) -> float | None:
+def _log_step_ratio(base: Request, other: Request, *, speculative: bool) -> float | None:
     """The log ratio of TPOT without what acceptance made of it: that of the times of a step."""
     ratio = _log_ratio(tpot_ms, base, other)
     emitted = tokens_per_step(other) if speculative else 1.0
@@ -216,13 +219,14 @@ def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> 
     if not cells:
         return None
     rng = np.random.default_rng(seed)
-    by_prompt = _grouped(cells, lambda key: key.prompt_id)
-    means = np.array([np.mean(list(group.values())) for group in by_prompt.values()])
+    values = np.array(list(cells.values()))
+    by_prompt = _Groups(key.prompt_id for key in cells)
+    means = by_prompt.means(values)
     center = float(means.mean())
     prompt = _of_sample(means - center, rng)
     restarts = len({key.repeat for key in cells})
-    table = _by_restart(cells)
-    restart = _of_restarts(table.mean(axis=0), rng) if restarts > 1 and len(table) else None
+    table = _by_restart(cells) if restarts > 1 else np.empty((0, 1))
+    restart = _of_restarts(table.mean(axis=0), rng) if len(table) else None
     noise, of_noise = restart, 0.0
     source: NoiseSource | None = "restarts" if restart else None
     if restarts > 1:
@@ -298,13 +302,15 @@ def _by_restart(cells: Cells) -> Floats:
 
     Only of those that every restart has, so that what one of them lacks does not count as its own.
     """
-    repeats = sorted({key.repeat for key in cells})
-    by_turn = _grouped(cells, lambda key: (key.prompt_id, key.turn)).values()
-    shared = [
-        [np.mean([v for key, v in group.items() if key.repeat == repeat]) for repeat in repeats]
-        for group in by_turn
-        if {key.repeat for key in group} == set(repeats)
-    ]
+    keys, values = list(cells), list(cells.values())
+    repeats = sorted({key.repeat for key in keys})
+    shared = []
+    for places in _Groups((key.prompt_id, key.turn) for key in keys):
+        measured: dict[int, list[float]] = {}
+        for place in places:
+            measured.setdefault(keys[place].repeat, []).append(values[place])
+        if len(measured) == len(repeats):
+            shared.append([np.mean(measured[repeat]) for repeat in repeats])
     return np.array(shared).reshape(len(shared), len(repeats))
 
 
@@ -339,8 +345,11 @@ def _noise(cells: Cells, steps: Cells) -> tuple[Floats, float, NoiseSource | Non
     the times of a step, whose spread over prompts is noise and, at most, the length of the
     context: an upper bound.
     """
-    groups = _grouped(cells, lambda key: (key.prompt_id, key.turn, key.repeat)).values()
-    again = [list(group.values()) for group in groups if len(group) > 1]
+    again: list[list[float]] = []
+    if any(key.cycle for key in cells):
+        measured = list(cells.values())
+        groups = _Groups((key.prompt_id, key.turn, key.repeat) for key in cells)
+        again = [[measured[place] for place in group] for group in groups if len(group) > 1]
     freedom = sum(len(group) - 1 for group in again)
     if freedom >= FEWEST_RESIDUALS:
         centered = [np.array(group) - np.mean(group) for group in again]
@@ -352,24 +361,43 @@ def _noise(cells: Cells, steps: Cells) -> tuple[Floats, float, NoiseSource | Non
 
 
 def _noise_draws(
-    residuals: Floats, by_prompt: Mapping[str, Cells], freedom: float, rng: np.random.Generator
+    residuals: Floats, by_prompt: "_Groups", freedom: float, rng: np.random.Generator
 ) -> Floats:
     """Deviations of the mean over prompts when every pair gets a residual drawn from all."""
     unbiased = math.sqrt(len(residuals) / freedom) * _stretch(freedom)
     total = np.zeros(RESAMPLES)
-    for group in by_prompt.values():
-        drawn = residuals[rng.integers(0, len(residuals), (RESAMPLES, len(group)))]
+    for size in by_prompt.sizes:
+        drawn = residuals[rng.integers(0, len(residuals), (RESAMPLES, size))]
         total += drawn.mean(axis=1)
     return total * unbiased / len(by_prompt)
 
 
-def _shrinks_to(by_prompt: Mapping[str, Cells]) -> float:
+def _shrinks_to(by_prompt: "_Groups") -> float:
     """The variance of the mean over prompts, in units of a single pair's."""
-    return sum(1 / len(group) for group in by_prompt.values()) / len(by_prompt) ** 2
+    return sum(1 / size for size in by_prompt.sizes) / len(by_prompt) ** 2
 
 
-def _grouped(cells: Cells, part: Callable[[Key], T]) -> dict[T, dict[Key, float]]:
-    groups: dict[T, dict[Key, float]] = {}
-    for key, value in cells.items():
-        groups.setdefault(part(key), {})[key] = value
-    return groups
+class _Groups:
+    """Places of the same part, in the order in which parts are first met."""
+
+    def __init__(self, parts: Iterable[Hashable]) -> None:
+        numbers: dict[Hashable, int] = {}
+        of = np.fromiter((numbers.setdefault(part, len(numbers)) for part in parts), np.int64)
+        self._order, counts = np.argsort(of, kind="stable"), np.bincount(of)
+        self._ends = np.cumsum(counts)
+        self.sizes: list[int] = counts.tolist()
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for size, end in zip(self.sizes, self._ends, strict=True):
+            yield self._order[end - size : end].tolist()
+
+    def means(self, values: Floats) -> Floats:
+        """The mean of each part's *values*."""
+        ordered, last = values[self._order], self._ends - 1
+        found = ordered[last]
+        for part in np.flatnonzero(np.array(self.sizes) > 1):
+            found[part] = np.mean(ordered[last[part] + 1 - self.sizes[part] : last[part] + 1])
+        return found

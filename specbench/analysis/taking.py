@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from specbench.analysis.cases import Condition, MeasuredCase
+from specbench.analysis.hosts import Hosts, hosts_of
 from specbench.analysis.hygiene.setup import setup_of
 from specbench.analysis.metrics import (
     goodput,
@@ -18,13 +19,15 @@ from specbench.analysis.metrics import (
     tpot_ms,
     ttft_ms,
 )
+from specbench.analysis.outlines import Request
 from specbench.analysis.rows import Row, rows
 from specbench.analysis.series import WHOLE_CASE, Cell, Series, series
 from specbench.analysis.snapshot import PromptsUsed, Setup, Snapshot, SnapshotRow
+from specbench.analysis.speedup import Key
 from specbench.environment import SECRET
-from specbench.records import EngineFacts, RequestRecord
+from specbench.records import EngineFacts
 
-PER_REQUEST: Mapping[str, Callable[[RequestRecord], float | None]] = {
+PER_REQUEST: Mapping[str, Callable[[Request], float | None]] = {
     "tpot_ms": tpot_ms,
     "ttft_ms": ttft_ms,
     "latency_ms": latency_ms,
@@ -180,22 +183,43 @@ def _total(counts: Sequence[int | None]) -> int | None:
 
 
 def _measured(
-    cases: Sequence[MeasuredCase], measure: Callable[[RequestRecord], float | None]
+    cases: Sequence[MeasuredCase], measure: Callable[[Request], float | None]
 ) -> dict[Cell, float]:
     """The log of *measure* of each good request."""
     found = {}
     for case in cases:
         for key, record in case.keyed().items():
             if record.ok and (value := measure(record)):
-                cell = Cell((case.group, case.repeat), key.prompt_id, key.turn, key.cycle)
-                found[cell] = math.log(value)
+                found[_cell(case, key)] = math.log(value)
     return found
 
 
 def _ratios(own: Sequence[MeasuredCase], baseline: Sequence[MeasuredCase]) -> dict[Cell, float]:
     """Logs of speed-ups, each from the two requests that were sent beside each other."""
     base, arm = _measured(baseline, tpot_ms), _measured(own, tpot_ms)
-    return {cell: base[cell] - value for cell, value in arm.items() if cell in base}
+    hosts = [hosts_of(side[0].engines) if side else {} for side in (baseline, own)]
+    if len({*hosts[0].values(), *hosts[1].values()}) < 2:
+        hosts = [{}, {}]
+    there, here = _answered_by(baseline, hosts[0]), _answered_by(own, hosts[1])
+    return {
+        cell: base[cell] - value
+        for cell, value in arm.items()
+        if cell in base and there.get(cell, here.get(cell)) == here.get(cell, there.get(cell))
+    }
+
+
+def _answered_by(cases: Sequence[MeasuredCase], hosts: Hosts) -> dict[Cell, str]:
+    """The host that answered, where that is known."""
+    return {
+        _cell(case, key): hosts[record.start]
+        for case in (cases if hosts else ())
+        for key, record in case.keyed().items()
+        if record.start in hosts
+    }
+
+
+def _cell(case: MeasuredCase, key: Key) -> Cell:
+    return Cell((case.group, case.repeat), key.prompt_id, key.turn, key.cycle)
 
 
 def _of_cases(

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specbench.analysis.outlines import Request
 from specbench.analysis.spans import Counter, Floats, Ints, Spans
 from specbench.records import (
     GpuReading,
     LoadScan,
-    RequestRecord,
     TelemetryLine,
     TelemetrySample,
     TelemetrySession,
@@ -149,19 +149,21 @@ class Timeline:
         """The typical time between samples."""
         return float(np.median(np.diff(self.at_ns))) / 1e9
 
-    def during(self, records: Sequence[RequestRecord]) -> Meanwhile | None:
+    def during(self, records: Sequence[Request]) -> Meanwhile | None:
         """The machine while *records* were in flight; None where nothing was sampled then."""
         good = [record for record in records if record.ok]
-        sent = [(self._here(record.sent_ns), self._here(record.end_ns)) for record in good]
-        in_flight = [(start, end) for start, end in sent if end > start]
-        if not in_flight:
+        starts = _times(self._here(record.sent_ns) for record in good)
+        ends = _times(self._here(record.end_ns) for record in good)
+        took_time = ends > starts
+        in_flight = starts[took_time], ends[took_time]
+        if not took_time.any():
             return None
-        spans = Spans(in_flight)
+        spans = Spans(*in_flight)
         if spans.ends[-1] < self.at_ns[0] or spans.starts[0] > self.at_ns[-1]:
             return None
         used = self._gpus_in_use(spans)
         energy = self._energy(spans, used)
-        if energy and Spans(in_flight, gap_ns=TURN_GAP_NS).mean_s < self._shortest_s(energy):
+        if energy and Spans(*in_flight, gap_ns=TURN_GAP_NS).mean_s < self._shortest_s(energy):
             energy = None
         tokens = sum(record.output_tokens or 0 for record in good)
         return Meanwhile(

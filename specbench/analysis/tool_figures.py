@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specbench.analysis.metrics import acceptance_of_requests, latency_ms, tpot_ms, ttft_ms
-from specbench.records import RequestRecord, ToolReport
+from specbench.analysis.outlines import Request
+from specbench.records import ToolReport
 
 AGREE = 0.02  # a larger difference is shown
 
@@ -34,11 +35,9 @@ class Beside:
         return abs(self.difference) <= AGREE
 
 
-def beside_ours(
-    reports: Sequence[ToolReport], records: Iterable[RequestRecord]
-) -> tuple[Beside, ...]:
+def beside_ours(reports: Sequence[ToolReport], records: Iterable[Request]) -> tuple[Beside, ...]:
     """Every figure that both have, several runs of the tool weighted by their requests."""
-    by_key = {record.key: record for record in records if record.ok}
+    by_key = {record.key: record for record in records if record.ok} if reports else {}
     sums: dict[tuple[str, str, str], list[float]] = {}
     for report in reports:
         measured = [by_key[key] for key in report.keys if key in by_key]
@@ -55,7 +54,7 @@ def beside_ours(
     )
 
 
-def _ours(records: Sequence[RequestRecord]) -> dict[str, float]:
+def _ours(records: Sequence[Request]) -> dict[str, float]:
     """The same figures by our definitions; what one of the requests has not is left out."""
     if not records:
         return {}
@@ -67,7 +66,7 @@ def _ours(records: Sequence[RequestRecord]) -> dict[str, float]:
         "output_tokens": tokens,
     }
     found = {name: mean for name, of_each in values.items() if (mean := _mean(of_each)) is not None}
-    span_s = (max(r.chunk_ns[-1] for r in records) - min(r.sent_ns for r in records)) / 1e9
+    span_s = (max(r.last_ns for r in records) - min(r.sent_ns for r in records)) / 1e9
     acceptance = acceptance_of_requests(records)
     if acceptance is not None and acceptance.length is not None:
         found["acceptance_length"] = acceptance.length

@@ -11,6 +11,7 @@ from typing import Any
 
 from specbench.analysis.cases import MeasuredCase
 from specbench.analysis.metrics import latency_ms, undrafted_steps
+from specbench.analysis.outlines import Request
 from specbench.errors import ExchangeError
 from specbench.records import RequestRecord
 
@@ -32,12 +33,13 @@ def answer_lines(
     if temperature is not None:
         named += f"-temperature-{float(temperature)}"
     left_out = 0
+    passes = [_passes(one) for one in cases]
     for prompt in case.prompts:
         choices = [
-            _choice(records, case.k, tool)
-            for one in cases
-            for records in _passes(one, prompt.id)
-            if len(records) == len(prompt.turns) and all(map(_is_whole, records))
+            _choice([one.whole() for one in requests], case.k, tool)
+            for of_case in passes
+            for requests in of_case.get(prompt.id, {}).values()
+            if len(requests) == len(prompt.turns) and all(map(_is_whole, requests))
         ]
         if not choices:
             left_out += 1
@@ -66,7 +68,8 @@ def _refuse_without_steps(cases: Sequence[MeasuredCase], target: Path, *, needs_
                 f"the steps of {record.prompt_id!r} are not known (no per-request metrics).",
                 hint="Such a file holds them; run with a vLLM that gives them, or export to aiperf.",
             )
-        if needs_each and not (record.spec.per_step_accepted or record.spec.accepted_histogram):
+        spec = record.spec
+        if needs_each and spec.last_accepted is None and not spec.accepted_histogram:
             raise ExchangeError(
                 target,
                 None,
@@ -75,16 +78,15 @@ def _refuse_without_steps(cases: Sequence[MeasuredCase], target: Path, *, needs_
             )
 
 
-def _passes(case: MeasuredCase, prompt_id: str) -> Iterator[list[RequestRecord]]:
-    """The turns of each pass over a prompt."""
-    passes: dict[int, list[RequestRecord]] = {}
-    for key, record in sorted(case.keyed().items()):
-        if key.prompt_id == prompt_id:
-            passes.setdefault(key.cycle, []).append(record)
-    yield from passes.values()
+def _passes(case: MeasuredCase) -> dict[str, dict[int, list[Request]]]:
+    """The turns of each pass over each prompt."""
+    found: dict[str, dict[int, list[Request]]] = {}
+    for key, request in sorted(case.keyed().items()):
+        found.setdefault(key.prompt_id, {}).setdefault(key.cycle, []).append(request)
+    return found
 
 
-def _is_whole(record: RequestRecord) -> bool:
+def _is_whole(record: Request) -> bool:
     return record.ok and (record.output_tokens or 0) > 1
 
 

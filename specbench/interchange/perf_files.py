@@ -19,7 +19,7 @@ def aiperf_records(case: MeasuredCase) -> Iterator[dict[str, Any]]:
     """The lines of a profile_export.jsonl."""
     numbers = {id: n for n, id in enumerate(dict.fromkeys(r.prompt_id for r in case.records))}
     lacks = case.imported.lacks if case.imported else ()
-    for place, record in enumerate(case.keyed().values()):
+    for place, record in enumerate(one.whole() for one in case.keyed().values()):
         yield {
             "metadata": {
                 "session_num": numbers[record.prompt_id],
@@ -89,13 +89,13 @@ def _acceptance(record: RequestRecord, k: int) -> dict[str, Any] | None:
 def aiperf_summary(case: MeasuredCase) -> dict[str, Any]:
     """The figures of a profile_export_aiperf.json that follow from the requests alone."""
     lacks = case.imported.lacks if case.imported else ()
-    records = list(case.keyed().values())
+    records = case.keyed().values()
     each: dict[str, list[float]] = {}
     for record in records:
-        for name, value in _metrics(record, lacks).items():
+        for name, value in _metrics(record.whole(), lacks).items():
             each.setdefault(name, []).extend(value if isinstance(value, list) else [value])
     good = [record for record in records if record.ok]
-    span_s = (max(r.chunk_ns[-1] for r in good) - min(r.sent_ns for r in good)) / 1e9
+    span_s = (max(r.last_ns for r in good) - min(r.sent_ns for r in good)) / 1e9
     found: dict[str, Any] = {
         name: {"unit": UNITS.get(name, "ms"), **_spread(values)} for name, values in each.items()
     }
@@ -135,7 +135,8 @@ def genai_perf_export(
     requests: list[dict[str, Any]] = []
     answers: dict[tuple[str, int], list[str]] = {}  # what was said so far, by prompt and pass
     failed = 0
-    for key, record in sorted(case.keyed().items()):
+    for key, request in sorted(case.keyed().items()):
+        record = request.whole()
         said = answers.setdefault((key.prompt_id, key.cycle), [])
         if not record.ok or len(said) != key.turn:
             failed += 1

@@ -10,9 +10,10 @@ from typing import Any
 
 from specbench.analysis.calibration import Calibration
 from specbench.analysis.metrics import CaseMetrics
+from specbench.analysis.outlines import Request
 from specbench.analysis.speedup import Pair, Speedup
 from specbench.analysis.telemetry import Meanwhile
-from specbench.records import CounterSpan, EngineFacts, Prompt, RequestRecord
+from specbench.records import CounterSpan, EngineFacts, Prompt
 
 AGREEMENT = 0.01  # two counts of the same thing may differ by this share
 
@@ -37,7 +38,7 @@ class CaseFacts:
     method: str
     k: int
     expected_requests: int
-    records: Sequence[RequestRecord]
+    records: Sequence[Request]
     spans: Sequence[CounterSpan]
     metrics: CaseMetrics
     max_tokens: int | None = None
@@ -50,16 +51,20 @@ class CaseFacts:
     meanwhile: Meanwhile | None = None
 
     @property
-    def good(self) -> list[RequestRecord]:
+    def good(self) -> list[Request]:
         """The requests that count as measured."""
         return [record for record in self.records if record.ok]
 
 
 @dataclass(frozen=True)
 class PairFacts:
-    """The two arms of a ratio, the requests that both answered, and the ratio."""
+    """The two arms of a ratio, the requests that both answered, and the ratio.
+
+    `apart` requests are in no pair because another host answered the baseline's.
+    """
 
     baseline: CaseFacts
     arm: CaseFacts
     pairs: Sequence[Pair]
     speedup: Speedup
+    apart: int = 0

@@ -9,8 +9,9 @@ from specbench.analysis.metrics import (
     acceptance_of_counters,
     acceptance_of_requests,
     counted,
+    sizes_of,
 )
-from specbench.records import RequestRecord
+from specbench.analysis.outlines import Request
 
 LOOK_UP_METHODS = {"ngram", "ngram_gpu", "suffix"}  # a step without a match has no draft
 ENOUGH_DRAFTS = 20  # after more of these something must have been accepted
@@ -40,12 +41,12 @@ def chunks_merged(facts: CaseFacts) -> str | None:
     acceptance = facts.metrics.acceptance
     if facts.k == 0 or acceptance is None or acceptance.source != "chunks":
         return None
-    later = [tokens for r in facts.good for tokens in (r.chunk_tokens or ())[1:]]
-    merged = [tokens for tokens in later if tokens > facts.k + 1]
+    later = sizes_of(facts.good)
+    merged = sum(chunks for tokens, chunks in later.items() if tokens > facts.k + 1)
     if not merged:
         return None
     return (
-        f"{len(merged)} of {len(later)} chunks hold more than k + 1 = {facts.k + 1} tokens: several "
+        f"{merged} of {later.total()} chunks hold more than k + 1 = {facts.k + 1} tokens: several "
         "steps in one, so acceptance from chunks is too high"
     )
 
@@ -131,7 +132,8 @@ def _lost(facts: CaseFacts) -> str | None:
     chunks = _chunks_after_first(inside)
     if acceptance is None or chunks is None or facts.concurrency > 1:
         return None
-    if max(max(record.chunk_tokens or (0,)) for record in inside) > facts.k + 1:
+    largest = max(max(record.first_tokens or 0 for record in inside), *sizes_of(inside))
+    if largest > facts.k + 1:
         return None  # that chunk holds several steps, and then others may
     looked_up = facts.method in LOOK_UP_METHODS
     if not looked_up and chunks > acceptance.drafts * (1 + AGREEMENT):
@@ -143,7 +145,7 @@ def _lost(facts: CaseFacts) -> str | None:
     return f"the steps made {made} tokens, but {output} were sent: counts were lost"
 
 
-def _counted_with_requests(facts: CaseFacts) -> tuple[Acceptance | None, list[RequestRecord]]:
+def _counted_with_requests(facts: CaseFacts) -> tuple[Acceptance | None, list[Request]]:
     """Acceptance and exactly the requests that it is of."""
     good = facts.good
     if (of_requests := acceptance_of_requests(good)) is not None:
@@ -152,22 +154,25 @@ def _counted_with_requests(facts: CaseFacts) -> tuple[Acceptance | None, list[Re
     return acceptance_of_counters(spent, inside), inside
 
 
-def _chunks_after_first(records: Sequence[RequestRecord]) -> int | None:
+def _chunks_after_first(records: Sequence[Request]) -> int | None:
     """Chunks with tokens after each request's first; None where chunks were not counted so."""
-    if not records or any(record.chunk_tokens is None for record in records):
+    if not records or any(record.later_sizes is None for record in records):
         return None
-    chunks = [sum(n > 0 for n in record.chunk_tokens or ()) for record in records]
-    return sum(max(0, count - 1) for count in chunks)
+    found = 0
+    for record in records:
+        chunks = sum(count for tokens, count in record.later_sizes or () if tokens)
+        found += max(0, chunks + bool(record.first_tokens) - 1)
+    return found
 
 
-def _most_trimmed(facts: CaseFacts, records: Sequence[RequestRecord]) -> int:
+def _most_trimmed(facts: CaseFacts, records: Sequence[Request]) -> int:
     """How many tokens can have been made past the ends: what the last step accepted, at most k.
 
     An engine learns of a stop string from its front end, up to two steps late.
     """
     late = 2 * (facts.k + 1) if facts.sampling.get("stop") else 0
-    by_step = [record.spec.per_step_accepted if record.spec else None for record in records]
-    return sum((accepted[-1] if accepted else facts.k) + late for accepted in by_step)
+    last = [record.spec.last_accepted if record.spec else None for record in records]
+    return sum((facts.k if accepted is None else accepted) + late for accepted in last)
 
 
 def steps_without_draft(facts: CaseFacts) -> str | None:

@@ -65,6 +65,7 @@ PAIR_CHECKS: dict[str, Callable[[PairFacts], str | None]] = {
     "baseline": baseline_is_flagged,
     "prompts": pairs.other_prompts,
     "sampling-differs": pairs.other_sampling,
+    "hosts": pairs.other_hosts,
     "setup": pairs.other_setup,
     "lengths": pairs.unequal_lengths,
     "sampler": broken_sampler,

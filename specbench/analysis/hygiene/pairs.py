@@ -8,8 +8,8 @@ from typing import TypeVar
 from specbench.analysis.hygiene import PairFacts
 from specbench.analysis.hygiene.setup import engine_differences, machine_differences
 from specbench.analysis.metrics import tpot_ms
+from specbench.analysis.outlines import Request
 from specbench.analysis.speedup import Key, Pair
-from specbench.records import RequestRecord
 
 LENGTH_GAP = 0.02  # arms whose outputs differ in length by more are not the same work
 SHOWN = 3  # differences that a finding lists
@@ -18,11 +18,12 @@ T = TypeVar("T")
 
 def other_prompts(pair: PairFacts) -> str | None:
     """The arms were not asked the same. Later turns hold the engines' own answers: not judged."""
-    planned = [{prompt.id for prompt in side.prompts} for side in (pair.baseline, pair.arm)]
+    sides = (pair.baseline.prompts, pair.arm.prompts)
+    planned = [set[str]() if sides[0] is sides[1] else {one.id for one in side} for side in sides]
     if all(planned) and (apart := planned[0] ^ planned[1]):
         return f"{len(apart)} prompts belong to one of the two arms only ({min(apart)})"
     first = [(key, base, arm) for key, base, arm in pair.pairs if key.turn == 0]
-    unlike = [key.prompt_id for key, a, b in first if a.prompt_sha256 != b.prompt_sha256]
+    unlike = [key.prompt_id for key, a, b in first if a.prompt_hash != b.prompt_hash]
     if unlike:
         return f"{len(unlike)} of {len(first)} prompts were another text ({unlike[0]})"
     unlike = [key.prompt_id for key, a, b in first if _unlike(a.prompt_tokens, b.prompt_tokens)]
@@ -46,6 +47,20 @@ def other_sampling(pair: PairFacts) -> str | None:
             if one[name] != other.get(name):
                 return f"{name} is {one[name]} for the baseline, {other.get(name)} here ({key.prompt_id})"
     return None
+
+
+def other_hosts(pair: PairFacts) -> str | None:
+    """Some of the two arms' requests were answered on different hosts."""
+    if not pair.apart:
+        return None
+    where = [
+        ", ".join(sorted({engine.host for engine in side.engines if engine.host}))
+        for side in (pair.baseline, pair.arm)
+    ]
+    return (
+        f"{pair.apart} requests were answered on another host than the baseline's and are in no "
+        f"ratio (baseline: {where[0]}; here: {where[1]})"
+    )
 
 
 def other_setup(pair: PairFacts) -> str | None:
@@ -103,19 +118,19 @@ def _in_turns(pairs: Sequence[Pair]) -> bool:
     )
 
 
-def _log_baseline(base: RequestRecord, _: RequestRecord) -> float | None:
+def _log_baseline(base: Request, _: Request) -> float | None:
     time = tpot_ms(base)
     return math.log(time) if time else None
 
 
-def _log_ratio(base: RequestRecord, arm: RequestRecord) -> float | None:
+def _log_ratio(base: Request, arm: Request) -> float | None:
     one, other = tpot_ms(base), tpot_ms(arm)
     return math.log(one / other) if one and other else None
 
 
 def _spread(
     pairs: Iterable[Pair],
-    measure: Callable[[RequestRecord, RequestRecord], float | None],
+    measure: Callable[[Request, Request], float | None],
     pass_of: Callable[[Key], tuple[int, int]],
 ) -> float:
     """By which share the slowest pass differs from the fastest; 0 for a single one.

@@ -9,7 +9,7 @@ from specbench.analysis.calibration import cannot_follow
 from specbench.analysis.hygiene import CaseFacts
 from specbench.analysis.hygiene.acceptance import LOOK_UP_METHODS
 from specbench.analysis.metrics import held_up, tpot_ms, ttft_ms
-from specbench.records import RequestRecord
+from specbench.analysis.outlines import Request
 
 HELD_UP = 0.01  # of the requests: with more, latency and TTFT are those of the stalls
 FEWEST = 8  # requests of an engine start; fewer do not tell an outlier
@@ -52,7 +52,7 @@ def cold_start(facts: CaseFacts) -> str | None:
     return None
 
 
-def _cold(records: Sequence[RequestRecord], method: str) -> str | None:
+def _cold(records: Sequence[Request], method: str) -> str | None:
     lengths = [record.prompt_tokens for record in records if record.prompt_tokens is not None]
     if len(lengths) < len(records):
         lengths = [0] * len(records)
@@ -97,11 +97,11 @@ def client_behind(facts: CaseFacts) -> str | None:
     return cannot_follow(facts.calibration, *means, facts.concurrency)
 
 
-def _chunk_gap_ms(record: RequestRecord) -> float | None:
+def _chunk_gap_ms(record: Request) -> float | None:
     """Mean time between chunks: at concurrency 1 that of a step, whatever it accepted."""
-    if len(record.chunk_ns) < 2:
+    if record.chunks < 2:
         return None
-    return (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e6 / (len(record.chunk_ns) - 1)
+    return (record.last_ns - record.first_ns) / 1e6 / (record.chunks - 1)
 
 
 def _outlier_first(times: Sequence[float], lengths: Sequence[int]) -> float | None:
