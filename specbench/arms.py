@@ -15,10 +15,11 @@ from typing import Protocol, Self
 
 from specbench.config import Config
 from specbench.engines import vllm
-from specbench.engines.process import Child, PreforkServer, log_tail
+from specbench.engines.process import Child, PreforkServer
 from specbench.engines.server import attach
 from specbench.engines.triton import TritonModel, TritonServer, write_model
-from specbench.errors import EngineError
+from specbench.errors import EngineError, FailedFast
+from specbench.failures import Failure, Trouble, of_request, status_text, without_prefix
 from specbench.load.base import LoadGenerator
 from specbench.load.clients import Clients
 from specbench.load.replay import ReplayClient
@@ -27,6 +28,9 @@ from specbench.prepare import Prepared
 from specbench.records import EngineCounters, EngineFacts, RequestRecord
 from specbench.store import RunStore
 from specbench.sweep import Arm, Case, Stage, served_names
+
+DEATH_S = 0.5  # within which a process that drops its connections is known to be dead
+LOG_LINES = 12  # of the end of a log, kept with a case
 
 
 class Progress(Protocol):
@@ -59,6 +63,9 @@ class Answering(Protocol):
     def counters_after(self, before: EngineCounters, finished: int) -> EngineCounters:
         """Its counters once *finished* more requests than *before* are counted."""
 
+    def is_dead(self) -> bool:
+        """Whether it says itself that nothing more can come of it."""
+
     def close(self) -> None:
         """Give up the connection."""
 
@@ -75,6 +82,7 @@ class LiveArm:
     child: Child | None = None
     owns_child: bool = True  # whether the child ends with the arm
     failures: dict[str, int] = field(default_factory=dict)
+    trouble: Trouble | None = None  # once it is known that no answer will come any more
 
 
 def is_measured(store: RunStore, case: Case) -> bool:
@@ -110,7 +118,7 @@ class Engines:
             elif engine.kind == "triton":
                 live = self._in_triton(stage, wanted, stack)
             elif engine.url:
-                live = _attached(prepared, store, progress, wanted, stack)
+                live = _attached(prepared, store, progress, stage, wanted, stack)
             else:
                 live = _started(prepared, store, progress, stage, wanted, stack)
             for live_arm in live.values():
@@ -131,8 +139,7 @@ class Engines:
         try:
             triton = self.triton()
         except EngineError as error:
-            for arm in arms:
-                fail_arm(store, progress, stage, arm.id, error)
+            fail_arms(prepared, store, progress, stage, arms, error)
             return {}
         return _loaded(triton, self._served_names(), prepared, store, progress, stage, arms, stack)
 
@@ -188,7 +195,7 @@ def _loaded(
         try:
             model, facts = triton.load(name, arm=arm.id, start=start)
         except EngineError as error:
-            fail_arm(store, progress, stage, arm.id, error)
+            fail_arms(prepared, store, progress, stage, [arm], error)
             continue
         stack.callback(_unload, triton, name, progress)
         store.save_engine(facts)
@@ -229,11 +236,16 @@ def _attached(
     prepared: Prepared,
     store: RunStore,
     progress: Progress,
+    stage: Stage,
     arms: Sequence[Arm],
     stack: ExitStack,
 ) -> dict[str, LiveArm]:
     (arm,) = arms
-    server = attach(prepared.config.engine)
+    try:
+        server = attach(prepared.config.engine)
+    except EngineError as error:
+        fail_arms(prepared, store, progress, stage, arms, error)
+        return {}
     stack.callback(server.close)
     start = store.next_start(arm.id)
     facts = EngineFacts(
@@ -269,7 +281,12 @@ def _started(
     shuffled = random.Random(f"{prepared.config.seed} start {first.repeat} {first.group}")
     arms = shuffled.sample(arms, len(arms))
     live: dict[str, LiveArm] = {}
-    prefork = _prefork(prepared, store, progress, arms, stack)
+    children: list[Child] = []
+    try:
+        prefork = _prefork(prepared, store, progress, arms, stack)
+    except EngineError as error:
+        fail_arms(prepared, store, progress, stage, arms, error)
+        return {}
     for batch in _batches(arms, vllm.starts_at_once(installation)):
         starting = {}
         for arm in batch:
@@ -285,14 +302,22 @@ def _started(
             )
             try:
                 starting[arm.id] = stack.enter_context(engine)
+                children.append(engine.child)
+                stack.callback(_ask_to_stop, children)  # before the stack ends one after the other
             except EngineError as error:
-                fail_arm(store, progress, stage, arm.id, error)
-        for arm_id, facts in _wait_for(starting, store, progress, stage):
+                fail_arms(prepared, store, progress, stage, [arm], error)
+        for arm_id, facts in _wait_for(prepared, starting, store, progress, stage):
             store.save_engine(facts)
             engine = starting[arm_id]
             arm = next(a for a in batch if a.id == arm_id)
             live[arm_id] = _live(prepared, progress, arm, facts.start, engine.server, engine.child)
     return live
+
+
+def _ask_to_stop(children: Sequence[Child]) -> None:
+    """Several engines that are slow to end must not take that long each: they end side by side."""
+    for child in children:
+        child.ask_to_stop()
 
 
 def _prefork(
@@ -325,7 +350,11 @@ def _batches(arms: Sequence[Arm], size: int) -> Iterator[Sequence[Arm]]:
 
 
 def _wait_for(
-    starting: Mapping[str, vllm.StartingEngine], store: RunStore, progress: Progress, stage: Stage
+    prepared: Prepared,
+    starting: Mapping[str, vllm.StartingEngine],
+    store: RunStore,
+    progress: Progress,
+    stage: Stage,
 ) -> Iterator[tuple[str, EngineFacts]]:
     """Each engine as it becomes ready; those that fail are stopped and marked."""
     pending = dict(starting)
@@ -339,7 +368,8 @@ def _wait_for(
             except EngineError as error:
                 del pending[arm_id]
                 engine.child.stop()
-                fail_arm(store, progress, stage, arm_id, error)
+                failed = [arm for arm in stage.arms if arm.id == arm_id]
+                fail_arms(prepared, store, progress, stage, failed, error)
                 continue
             if facts is not None:
                 del pending[arm_id]
@@ -349,17 +379,87 @@ def _wait_for(
             time.sleep(0.25)
 
 
-def fail_arm(
-    store: RunStore, progress: Progress, stage: Stage, arm_id: str, error: EngineError
+def fail_arms(
+    prepared: Prepared,
+    store: RunStore,
+    progress: Progress,
+    stage: Stage,
+    arms: Sequence[Arm],
+    error: EngineError,
 ) -> None:
-    """Give every unmeasured case of the arm its reason."""
-    problem = f"{error.message}\n{error.tail}".strip()
-    for case in itertools.chain.from_iterable(stage.rounds):
-        if case.arm == arm_id and not is_measured(store, case):
-            store.finish_case(case.id, "failed", problem)
+    """Give every unmeasured case of *arms* its reason.
+
+    Raises:
+        FailedFast: the run is to end with the first.
+    """
     progress.say(str(error))
     if error.tail:
         progress.say(error.tail)
+    for arm in arms:
+        for case in itertools.chain.from_iterable(stage.rounds):
+            if case.arm == arm.id and not is_measured(store, case):
+                fail_case(prepared, store, case, "failed", trouble_from(error))
+
+
+def fail_case(
+    prepared: Prepared, store: RunStore, case: Case, status: str, trouble: Trouble
+) -> None:
+    """Write down that the case is not measured in full, and why.
+
+    Raises:
+        FailedFast: the run is to end with it.
+    """
+    store.finish_case(case.id, status, trouble.problem, trouble.failure)
+    if prepared.fail_fast:
+        why, _, log = trouble.problem.partition("\n")
+        last = without_prefix((log.strip().splitlines() or [""])[-1])[:200]
+        more = f" ({last})" if last and last not in why else ""
+        raise FailedFast(
+            f"{case.id}: {status_text(status, trouble.failure)}: {why.removesuffix('.')}{more}.",
+            hint="The run ends there (--fail-fast); the engines are stopped and everything measured "
+            f"is kept. Go on with: specbench run --resume {store.path}",
+        )
+
+
+def trouble_from(error: EngineError) -> Trouble:
+    """Why cases stop: the error, what to do about it, and the end of its log."""
+    first = f"{error.message} {error.advice}" if error.advice else error.message
+    log = error.tail.splitlines()[-LOG_LINES:]
+    return Trouble(error.failure, "\n".join([first, *log]).strip())
+
+
+def explain_memory(prepared: Prepared, store: RunStore, progress: Progress) -> None:
+    """Add to the cases for which memory was short whether it was so for the draft alone.
+
+    To be told when all engines had their turn: the baseline's may start after the arm's.
+    """
+    arms = {arm.id: arm for arm in prepared.plan.arms}
+    for case in prepared.plan.cases:
+        done = store.case_status(case.id)
+        if done is None or done["failure"] != "out_of_memory" or arms[case.arm].k == 0:
+            continue
+        first, _, log = done["problem"].partition("\n")
+        told = _of_draft_or_target(prepared, store, arms[case.arm])
+        if told is not None and told not in first:
+            progress.say(f"{case.id}: {told}")
+            problem = f"{first} {told}\n{log}".strip()
+            store.finish_case(case.id, done["status"], problem, "out_of_memory")
+
+
+def _of_draft_or_target(prepared: Prepared, store: RunStore, arm: Arm) -> str | None:
+    target = {other.id for other in prepared.plan.arms if other.k == 0}
+    if any(facts.arm in target for facts in store.engines()):
+        what = arm.draft or f"what {arm.method} drafts with"
+        workers = prepared.config.engine.args.get("tensor_parallel_size", 1)
+        spread = "" if workers == 1 else " or speculation.draft_tensor_parallel_size"
+        return (
+            f"The target alone fits (vanilla's engine came up): memory is short for {what} beside "
+            f"it. A smaller draft{spread} is another way out."
+        )
+    done = [store.case_status(case.id) for case in prepared.plan.cases if case.arm in target]
+    if any(one and one["failure"] == "out_of_memory" for one in done):
+        return "The target alone does not fit either: it is not the draft."
+    return None
 
 
 def _live(
@@ -389,8 +489,36 @@ def _live(
     return LiveArm(arm, start, server, measuring, warm_up, child, owns_child)
 
 
-def death_of(arm: LiveArm) -> str | None:
-    """The arm's obituary if its engine is gone: its status and the end of its log."""
+def death_of(arm: LiveArm) -> EngineError | None:
+    """What its engine died of: its status and the end of its log; None while it lives."""
     if arm.child is None or (status := arm.child.poll()) is None:
         return None
-    return f"the engine of {arm.arm.id} died with status {status}:\n{log_tail(arm.child.log, 12)}"
+    return arm.child.failed(f"The engine of {arm.arm.id} died with status {status}.", "died")
+
+
+def end_of(arm: LiveArm, errors: Sequence[str] = ()) -> EngineError | None:
+    """Why no answer of the arm's engine will come any more; None where one may.
+
+    *errors* are those of requests that just failed: a process may have died, or its HTTP server
+    have outlived the engine behind it.
+    """
+    names = {of_request(error) for error in errors}
+    until = time.monotonic() + (DEATH_S if names & {"unreachable", "stream_cut"} else 0)
+    while (death := death_of(arm)) is None and time.monotonic() < until:
+        time.sleep(0.02)
+    if death is not None or not errors or arm.server is None:
+        return death
+    if "engine_core_dead" not in names and not arm.server.is_dead():
+        return None
+    message = (
+        f"The engine behind the HTTP server of {arm.arm.id} is dead, the server still answers "
+        f"({errors[-1]})."
+    )
+    return failing(arm, message, "engine_core_dead")
+
+
+def failing(arm: LiveArm, message: str, failure: Failure) -> EngineError:
+    """What is wrong with an engine that lives: the cause and the end of its log are added, if ours."""
+    if arm.child is None:
+        return EngineError(message, failure=failure)
+    return arm.child.failed(message, failure)

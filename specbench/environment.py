@@ -1,13 +1,19 @@
 """What of our environment the programs get that specbench calls, and which names hold secrets.
 
 Engines and load generators have a list of their own (engines/process.py): they take CUDA_*, HF_* and
-the like. What installs or answers a question takes less.
+the like. What installs or answers a question takes less. Which names hold secrets is said here only.
 """
 
 import os
 import re
 
-SECRET = re.compile(r"(?:token|key|secret|password|passwd|credentials?)$", re.IGNORECASE)
+# A name ends in one of these words, or in one and what tells it from another (API_KEY_2, KEY_PROD).
+# Where a secret lies, or what kind it is, is none (HF_TOKEN_PATH, stop_token_ids).
+_NAME = (
+    r"(?:token|key|secret|password|passwd|credentials?)"
+    r"(?:\d+|_(?!(?:ids?|path|file|dir|name|type)(?![A-Za-z0-9]))\w+)?"
+)
+SECRET = re.compile(rf"{_NAME}$", re.IGNORECASE)
 WITHHELD = "(withheld)"
 
 # pip and uv: where their index, cache and certificates are (a private index's password is in its
@@ -17,9 +23,7 @@ INSTALLERS = re.compile(
     r"|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|\w+_proxy|\w+_PROXY|APT_CONFIG"
     r"|CUDA_VISIBLE_DEVICES|NVIDIA_\w+)$"
 )
-NAMED = re.compile(
-    r"(\w*(?:token|key|secret|password|passwd|credentials?)[\"']?\s*[=:]\s*)[^,}\s]+", re.IGNORECASE
-)
+NAMED = re.compile(rf"(\w*{_NAME}[\"']?\s*[=:]\s*)[^,}}\s]+", re.IGNORECASE)
 IN_A_URL = re.compile(r"(\w+://)[^/@\s]+@")
 
 

@@ -8,10 +8,13 @@ SpecbenchError
 │   └── StoreError     a run folder that is missing, taken, torn or of another format
 └── ToolError          exit 3: something that specbench started failed
     ├── EngineError    an engine that did not start, died or answered nonsense
+    ├── FailedFast     the first case that failed, where the user wants to hear no more
     └── LoadError      a load generator that failed as a whole (one request's error is a record)
 """
 
 from pathlib import Path
+
+from specbench.failures import Failure
 
 
 class SpecbenchError(Exception):
@@ -103,18 +106,27 @@ class ToolError(SpecbenchError):
 
 
 class EngineError(ToolError):
-    """An engine failed; *log* holds the whole story, *tail* its last lines."""
+    """An engine failed; *log* holds the whole story, *tail* its last lines.
+
+    *failure* is the failure's name, *advice* what to do about its cause where that is known.
+    """
 
     def __init__(
         self,
         message: str,
         *,
+        failure: Failure = "not_started",
         log: Path | None = None,
         tail: str = "",
+        advice: str | None = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(message, hint=hint)
-        self.log, self.tail = log, tail
+        super().__init__(message, hint=f"{advice} {hint}" if advice and hint else advice or hint)
+        self.failure, self.log, self.tail, self.advice = failure, log, tail, advice
+
+
+class FailedFast(ToolError):
+    """A case failed, and the run ends there (--fail-fast)."""
 
 
 class LoadError(ToolError):

@@ -2,19 +2,33 @@
 
     plan -> for each stage: engines up -> warm-up -> for each round: prompts to each arm in turn
 
-A failed engine or request becomes a fact about its case; the sweep goes on with the others.
+A failed engine or request becomes a fact about its case; the sweep goes on with the others (or, with
+--fail-fast, ends there).
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from specbench.analysis.curves import curves
 from specbench.analysis.precision import PrecisionWatch
-from specbench.arms import Engines, LiveArm, Progress, death_of, fail_arm, is_measured
+from specbench.arms import (
+    Engines,
+    LiveArm,
+    Progress,
+    death_of,
+    end_of,
+    explain_memory,
+    fail_arms,
+    fail_case,
+    failing,
+    is_measured,
+    trouble_from,
+)
 from specbench.config import Config
 from specbench.engines import counters
 from specbench.errors import EngineError, LoadError
+from specbench.failures import Failure, Trouble, of_request, of_requests
 from specbench.load.base import warm_up_prompts
 from specbench.prepare import Prepared, plan_document, with_chosen_k
 from specbench.records import CounterSpan, EngineCounters, Prompt, RequestRecord
@@ -24,22 +38,49 @@ from specbench.sweep import VANILLA, Case, Stage, turns
 from specbench.telemetry.start import sampled
 
 FAILURES_THAT_STOP_A_CASE = 3
+# Of these, so many in a row stop a case at once: each of the others in flight costs its whole limit.
+COSTLY: frozenset[Failure] = frozenset({"stalled", "timed_out", "unreachable"})
 
 
-def execute(prepared: Prepared, store: RunStore, progress: Progress) -> str:
-    """Do all of the plan that *store* does not hold yet; the run's status.
+class _GivenUp(Exception):
+    """No further request of this case will be answered."""
+
+
+Measure = Callable[[Prepared], None]  # all of its plan that is not measured yet
+Executor = Callable[[Prepared, RunStore, Progress], AbstractContextManager[Measure]]
+
+
+@contextmanager
+def here(prepared: Prepared, store: RunStore, progress: Progress) -> Iterator[Measure]:
+    """Measure on this machine, stage by stage; what samples it and the engines end with the block."""
+    with _sampled(prepared, store, progress), Engines(prepared, store, progress) as engines:
+
+        def measure(prepared: Prepared) -> None:
+            engines.prepared = prepared
+            run_stages(engines, store, progress)
+
+        yield measure
+
+
+def execute(
+    prepared: Prepared, store: RunStore, progress: Progress, executor: Executor = here
+) -> str:
+    """Do all of the plan that *store* does not hold yet, where *executor* does it; the run's status.
 
     "ok": every case is measured in full; "partial": some cases are not. The reasons are in the
     cases' done.json.
+
+    Raises:
+        FailedFast: a case failed, and the run is to end with the first.
     """
     for name, prompts in prepared.prompt_sets.items():
         store.save_prompts(name, prompts.prompts)
-    with _sampled(prepared, store, progress), Engines(prepared, store, progress) as engines:
-        _run_stages(engines, store, progress)
+    with executor(prepared, store, progress) as measure:
+        measure(prepared)
         chooses = any(one.choose_k for one in prepared.config.speculation)
         if chooses and "chosen_k" not in store.document:
-            engines.prepared = prepared = _choose_k(prepared, store, progress)
-            _run_stages(engines, store, progress)
+            prepared = _choose_k(prepared, store, progress)
+            measure(prepared)
     done = [store.case_status(case.id) for case in prepared.plan.cases]
     status = "ok" if all(d and d["status"] == "ok" for d in done) else "partial"
     store.finish(status)
@@ -60,7 +101,8 @@ def _sampled(
     )
 
 
-def _run_stages(engines: Engines, store: RunStore, progress: Progress) -> None:
+def run_stages(engines: Engines, store: RunStore, progress: Progress) -> None:
+    """Bring up the engines of each stage of which *store* lacks something, and measure that."""
     prepared = engines.prepared
     for stage in prepared.plan.stages:
         todo: set[str] = set()
@@ -71,6 +113,7 @@ def _run_stages(engines: Engines, store: RunStore, progress: Progress) -> None:
             todo |= left
         if todo:
             _run_stage(engines, store, progress, stage, todo)
+    explain_memory(prepared, store, progress)
 
 
 def _choose_k(prepared: Prepared, store: RunStore, progress: Progress) -> Prepared:
@@ -108,14 +151,22 @@ def _run_stage(
     prepared = engines.prepared
     with engines.up(stage, todo) as live:
         for arm in list(live.values()):
-            _warm_up(arm, prepared.config, progress)
-            if (death := death_of(arm)) is not None:
-                fail_arm(store, progress, stage, arm.arm.id, EngineError(death))
+            if (error := _warmed_up(arm, prepared.config, progress)) is not None:
+                fail_arms(prepared, store, progress, stage, [arm.arm], error)
                 del live[arm.arm.id]
         for round_ in stage.rounds:
             cases = [case for case in round_ if case.id in todo and case.arm in live]
             if cases:
                 _run_round(prepared, store, progress, cases, live)
+
+
+def _warmed_up(arm: LiveArm, config: Config, progress: Progress) -> EngineError | None:
+    """Warm the engine up; why nothing can be measured on it, or None."""
+    try:
+        _warm_up(arm, config, progress)
+    except LoadError as error:
+        return EngineError(error.message, failure="load_generator_failed", hint=error.hint)
+    return death_of(arm)
 
 
 def _warm_up(arm: LiveArm, config: Config, progress: Progress) -> None:
@@ -150,7 +201,7 @@ def _run_round(
     for case in cases:
         store.reopen_case(case.id)
     watch = _watch(prepared, store, cases)
-    stopped: dict[str, str] = {}
+    stopped: dict[str, Trouble] = {}
     settled: dict[str, str] = {}
     cycles = prepared.config.precision.max_cycles if watch and prepared.config.precision else 1
     for cycle in range(cycles):
@@ -158,9 +209,9 @@ def _run_round(
         if watch is None or not _settle(watch, stopped, settled):
             break
     for case in cases:
-        problem = stopped.get(case.id) or _unpaired(prepared, watch, case, stopped, settled)
-        _close_case(store, case, prompts, problem)
-        if watch and case.id in watch.arms and not problem:
+        trouble = stopped.get(case.id) or _unpaired(prepared, watch, case, stopped, settled)
+        _close_case(prepared, store, case, prompts, trouble)
+        if watch and case.id in watch.arms and not trouble:
             limit = f"{watch.reached(case.id)} after {cycles} passes: the limit"
             progress.say(f"{case.id}: {settled.get(case.id, limit)}")
 
@@ -169,16 +220,17 @@ def _unpaired(
     prepared: Prepared,
     watch: PrecisionWatch | None,
     case: Case,
-    stopped: Mapping[str, str],
+    stopped: Mapping[str, Trouble],
     settled: Mapping[str, str],
-) -> str | None:
+) -> Trouble | None:
     """Why an arm that should have been measured to a precision was not: it has no baseline."""
     if prepared.config.precision is None or case.arm == VANILLA or case.id in settled:
         return None
     if watch is None:
-        return "no precision without the baseline, whose engine is not up"
+        why = "no precision without the baseline, whose engine is not up"
+        return Trouble("no_baseline", why)
     if watch.baseline in stopped:
-        return "no precision without the baseline, which broke off"
+        return Trouble("no_baseline", "no precision without the baseline, which broke off")
     return None
 
 
@@ -190,7 +242,7 @@ def _run_cycle(
     live: dict[str, LiveArm],
     cycle: int,
     watch: PrecisionWatch | None,
-    stopped: dict[str, str],
+    stopped: dict[str, Trouble],
     settled: dict[str, str],
 ) -> None:
     """One pass over the prompts, in file order the first time and in a fresh one from then on."""
@@ -206,10 +258,13 @@ def _run_cycle(
         for case in order:
             left = [prompt for prompt in unit if prompt.id not in done[case.id]]
             if left and case.id not in stopped and case.id not in settled:
-                problem = _send(prepared, store, progress, case, left, live[case.arm], cycle, watch)
-                if problem:
-                    stopped[case.id] = problem
-                    progress.say(f"{case.id}: {problem}")
+                trouble = _send(prepared, store, progress, case, left, live[case.arm], cycle, watch)
+                if trouble is not None:
+                    stopped[case.id] = trouble
+                    progress.say(f"{case.id}: {trouble.problem}")
+                    if prepared.fail_fast:
+                        whole = prepared.prompt_sets[case.prompt_set].prompts
+                        _close_case(prepared, store, case, whole, trouble)
 
 
 def _watch(prepared: Prepared, store: RunStore, cases: Sequence[Case]) -> PrecisionWatch | None:
@@ -231,7 +286,7 @@ def _watch(prepared: Prepared, store: RunStore, cases: Sequence[Case]) -> Precis
     return watch
 
 
-def _settle(watch: PrecisionWatch, stopped: Mapping[str, str], settled: dict[str, str]) -> bool:
+def _settle(watch: PrecisionWatch, stopped: Mapping[str, Trouble], settled: dict[str, str]) -> bool:
     """Note which arms are known well enough; whether any is left. The baseline goes on till then."""
     for case_id in watch.arms:
         if case_id not in settled and case_id not in stopped and (why := watch.settled(case_id)):
@@ -251,6 +306,45 @@ def _whole_conversations(
     return {p.id for p in prompts if measured.get(p.id, set()) >= set(range(len(p.turns)))}
 
 
+class _Keeper:
+    """Keeps the records of one `send`, and gives up where it need not go on."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        progress: Progress,
+        case: Case,
+        arm: LiveArm,
+        cycle: int,
+        watch: PrecisionWatch | None,
+    ) -> None:
+        self._store, self._progress, self._case = store, progress, case
+        self._cycle, self._watch = cycle, watch
+        self._may_give_up = arm.client.unit == "conversation"
+        self.failed = arm.failures.get(case.id, 0)  # in a row
+        self.sent: list[RequestRecord] = []
+
+    @property
+    def errors(self) -> list[str]:
+        """Those of the requests that failed, in the order they ended."""
+        return [record.error for record in self.sent if record.error is not None]
+
+    def __call__(self, record: RequestRecord) -> None:
+        """Raises _GivenUp once the record is kept."""
+        record = record.model_copy(update={"cycle": self._cycle}) if self._cycle else record
+        self._store.append_request(self._case.id, record)
+        self.sent.append(record)
+        if self._watch is not None:
+            self._watch.add(self._case.id, record)
+        name = of_request(record.error) if record.error is not None else None
+        if name != "time_jumped":  # which is no fault of the engine's
+            self.failed = 0 if record.ok else self.failed + 1
+        self._progress.advance(self._case, record)
+        is_over = self.failed >= FAILURES_THAT_STOP_A_CASE and name in COSTLY
+        if self._may_give_up and (is_over or name == "engine_core_dead"):
+            raise _GivenUp
+
+
 def _send(
     prepared: Prepared,
     store: RunStore,
@@ -260,21 +354,13 @@ def _send(
     arm: LiveArm,
     cycle: int,
     watch: PrecisionWatch | None,
-) -> str | None:
+) -> Trouble | None:
     """Send *prompts* for *case*, with the counters read around them; why it must stop, or None."""
-    sent: list[RequestRecord] = []
-    failed = arm.failures.get(case.id, 0)
-
-    def keep(record: RequestRecord) -> None:
-        nonlocal failed
-        record = record.model_copy(update={"cycle": cycle}) if cycle else record
-        store.append_request(case.id, record)
-        sent.append(record)
-        if watch is not None:
-            watch.add(case.id, record)
-        failed = 0 if record.ok else failed + 1
-        progress.advance(case, record)
-
+    if arm.trouble is None and (death := death_of(arm)) is not None:
+        arm.trouble = trouble_from(death)
+    if arm.trouble is not None:
+        return arm.trouble
+    keep = _Keeper(store, progress, case, arm, cycle, watch)
     before, problem = _counters(arm)
     failure = None
     try:
@@ -291,15 +377,25 @@ def _send(
             store.append_tool(case.id, report.model_copy(update={"keys": keys}))
     except LoadError as error:
         failure = str(error)
-    arm.failures[case.id] = failed
+    except _GivenUp:  # the engine may have counted what was in flight beside
+        before, problem = None, "the sending was given up"
+    arm.failures[case.id] = keep.failed
     if before is not None or problem is not None:
-        store.append_counters(case.id, _span(arm, before, problem, sent))
-    if (death := death_of(arm)) is not None:
-        return death
+        store.append_counters(case.id, _span(arm, before, problem, keep.sent))
+    return _trouble(arm, keep, failure)
+
+
+def _trouble(arm: LiveArm, keep: _Keeper, failure: str | None) -> Trouble | None:
+    """Why the case must stop, now that something was sent; *failure* is the load generator's."""
+    errors = keep.errors
+    if (end := end_of(arm, [*errors, failure] if failure else errors)) is not None:
+        arm.trouble = trouble_from(end)
+        return arm.trouble
     if failure is not None:
-        return failure
-    if failed >= FAILURES_THAT_STOP_A_CASE:
-        return f"{failed} requests in a row failed"
+        return Trouble("load_generator_failed", failure)
+    if errors and keep.failed >= FAILURES_THAT_STOP_A_CASE:
+        said = f"{keep.failed} requests in a row failed, the last with: {errors[-1]}"
+        return trouble_from(failing(arm, said, of_requests(errors[-keep.failed :])))
     return None
 
 
@@ -339,12 +435,32 @@ def _span(
 
 
 def _close_case(
-    store: RunStore, case: Case, prompts: Sequence[Prompt], problem: str | None
+    prepared: Prepared,
+    store: RunStore,
+    case: Case,
+    prompts: Sequence[Prompt],
+    trouble: Trouble | None,
 ) -> None:
     whole = len(_whole_conversations(store, case, prompts))
-    if whole == len(prompts) and problem is None:
+    if whole == len(prompts) and trouble is None:
         store.finish_case(case.id, "ok")
         return
+    if trouble is None:
+        errors = _left_errors(store, case)
+        trouble = Trouble(of_requests(errors), errors[-1] if errors else "")
     missing = f"{whole} of {len(prompts)} prompts measured"
+    problem = f"{missing}: {trouble.problem}" if trouble.problem else missing
     status = "partial" if whole else "failed"
-    store.finish_case(case.id, status, f"{missing}: {problem}" if problem else missing)
+    fail_case(prepared, store, case, status, Trouble(trouble.failure, problem))
+
+
+def _left_errors(store: RunStore, case: Case) -> list[str]:
+    """Why requests failed that were not measured later on either."""
+    errors: dict[tuple[str, int, int], str] = {}
+    for one in store.requests(case.id):
+        key = (one.prompt_id, one.turn, one.cycle)
+        if one.error is None:
+            errors.pop(key, None)
+        else:
+            errors[key] = one.error
+    return list(errors.values())

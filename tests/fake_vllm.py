@@ -1,21 +1,36 @@
 """A stand-in for `vllm serve` that misbehaves on demand; its wire format was recorded from 0.32.
 
 Started by path in place of vLLM's command line. FAKE_MODE says what goes wrong:
-ok · exits · hangs · metrics-500 · no-metrics · cut · empty · error · stalls · dies · refuses
+ok · exits · hangs · metrics-500 · no-metrics · cut · empty · error · stalls · dies · refuses ·
+wrong-model · core-dead (every request is answered 500) · core-silent (none is answered) · eats
+With FAKE_ONLY=draft an engine without speculation is a good one. FAKE_SAYS is printed before an exit.
+FAKE_CGROUP is a control group to enter first. From FAKE_AFTER requests on it goes wrong (default 0).
+FAKE_GAP_S lies between two events.
+FAKE_STUBBORN ignores TERM and has a grandchild in a session of its own; FAKE_WITNESS names a file
+that gets a line for each answer that was sent to its end.
 """
 
 import asyncio
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
-MODE = os.environ.get("FAKE_MODE", "ok")
 DATA = Path(__file__).with_name("data")
 STREAM = (DATA / "vllm_0.32_chat_eagle_k3.sse").read_bytes()
 COMPLETION = (DATA / "vllm_0.32_completion_eagle_k3.sse").read_bytes()
 EVENTS = [event + b"\n\n" for event in STREAM.strip().split(b"\n\n")]
 SPECULATIVE = "--speculative-config" in sys.argv
+SPARED = os.environ.get("FAKE_ONLY") == "draft" and not SPECULATIVE
+MODE = "ok" if SPARED else os.environ.get("FAKE_MODE", "ok")
+GAP_S = float(os.environ.get("FAKE_GAP_S", "0.002"))
+AFTER = int(os.environ.get("FAKE_AFTER", "0"))
+# vllm/v1/engine/exceptions.py of 0.32, as entrypoints/serve/exception_handling answers it
+DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+DEAD_ANSWER = {"message": DEAD, "type": "InternalServerError", "param": None, "code": 500}
 
 
 def vanilla(event: bytes) -> bytes:
@@ -36,6 +51,7 @@ class Counters:
     """The few counters that a run reads, moved as the recorded request moved them."""
 
     requests = 0
+    asked = 0
 
     def page(self) -> str:
         n = self.requests
@@ -90,7 +106,10 @@ async def answer(writer: asyncio.StreamWriter, path: str) -> None:
         if MODE == "no-metrics":
             body = b"# HELP python_gc_objects x\n"
     elif path == "/v1/models":
-        body = json.dumps({"data": [{"id": flag("--served-model-name")}]}).encode()
+        name = "another/model" if MODE == "wrong-model" else flag("--served-model-name")
+        body = json.dumps({"data": [{"id": name}]}).encode()
+    elif path == "/health" and MODE in ("core-dead", "core-silent") and COUNTERS.asked > AFTER:
+        status, body = "503 Service Unavailable", b""
     elif path == "/version":
         body = b'{"version": "0.32.0"}'
     head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -98,44 +117,84 @@ async def answer(writer: asyncio.StreamWriter, path: str) -> None:
     await writer.drain()
 
 
+async def no_stream(writer: asyncio.StreamWriter, mode: str) -> bool:
+    """What becomes of a request without a stream; whether that was all."""
+    if mode == "core-dead":
+        print(os.environ.get("FAKE_SAYS", ""), flush=True)
+        print(f"vllm.v1.engine.exceptions.EngineDeadError: {DEAD}", flush=True)
+        status, text = b"500 Internal Server Error", json.dumps({"error": DEAD_ANSWER}).encode()
+    elif mode == "refuses":
+        status = b"400 Bad Request"
+        text = b'{"error":{"message":"This model\'s maximum context length is 2048.","code":400}}'
+    else:
+        if mode == "core-silent":
+            await asyncio.sleep(3600)
+        eaten: list[bytes] = []
+        while mode == "eats":
+            eaten.append(b"x" * (1 << 20))
+        return False
+    writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n" % (status, len(text)) + text)
+    await writer.drain()
+    return True
+
+
 async def stream(writer: asyncio.StreamWriter, body: dict[str, object]) -> bool:
     """The recorded stream, or what MODE makes of it; whether the connection goes on."""
-    if MODE == "refuses":
-        text = b'{"error":{"message":"This model\'s maximum context length is 2048.","code":400}}'
-        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n" % len(text) + text)
-        await writer.drain()
+    COUNTERS.asked += 1
+    mode = MODE if COUNTERS.asked > AFTER else "ok"
+    if await no_stream(writer, mode):
         return True
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
     writer.write(b"transfer-encoding: chunked\r\n\r\n")
     events = EVENTS if "messages" in body else [COMPLETION]
-    if MODE == "empty":
+    if mode == "empty":
         events = [EVENTS[0], b"data: [DONE]\n\n"]
-    if MODE == "error":
+    if mode == "error":
         events = [*EVENTS[:3], b'data: {"error":{"message":"EngineCore died","code":500}}\n\n']
     for number, event in enumerate(events):
-        if number == 5 and MODE == "cut":
+        if number == 5 and mode == "cut":
             await writer.drain()
             return False
-        if number == 5 and MODE == "dies":
-            print("RuntimeError: CUDA error: an illegal memory access was encountered", flush=True)
+        if number == 5 and mode == "dies":
+            words = "RuntimeError: CUDA error: an illegal memory access was encountered"
+            print(os.environ.get("FAKE_SAYS", words), flush=True)
             os._exit(7)
-        if number == 5 and MODE == "stalls":
+        if number == 5 and mode == "stalls":
             await writer.drain()
             await asyncio.sleep(3600)
         event = event if SPECULATIVE else vanilla(event)
         writer.write(b"%x\r\n" % len(event) + event + b"\r\n")
         await writer.drain()
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(GAP_S)
     writer.write(b"0\r\n\r\n")
     await writer.drain()
     COUNTERS.requests += 1
+    note(body)
     return True
+
+
+def note(body: dict[str, object]) -> None:
+    """Say in the file that FAKE_WITNESS names, if any, that *body* was answered to the end."""
+    if witness := os.environ.get("FAKE_WITNESS"):
+        said = {"served": flag("--served-model-name"), "end_ns": time.perf_counter_ns(), **body}
+        with open(witness, "ab", buffering=0) as file:
+            file.write(json.dumps(said).encode() + b"\n")
+
+
+def be_stubborn() -> None:
+    """Take no notice of TERM, and have a child in a session of its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    subprocess.Popen(sleep, start_new_session=True)
 
 
 async def main() -> None:
     """Serve until killed."""
+    if os.environ.get("FAKE_STUBBORN"):
+        be_stubborn()
     if MODE == "exits":
-        print("NotImplementedError: this method is not supported on this device", flush=True)
+        said = "NotImplementedError: this method is not supported on this device"
+        print(os.environ.get("FAKE_SAYS", said), flush=True)
         sys.exit(1)
     if MODE == "hangs":
         await asyncio.sleep(3600)
@@ -145,4 +204,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    if (group := os.environ.get("FAKE_CGROUP")) and not SPARED:
+        Path(group, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
     asyncio.run(main())

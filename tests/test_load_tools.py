@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from specbench.config import Load, Sampling
 from specbench.errors import LoadError
 from specbench.load import tools
 from specbench.load.aiperf import AIPerfClient
+from specbench.load.clocks import Clocks, ClockWatch
 from specbench.load.genai_perf import GenAIPerfClient
 from specbench.load.tool_client import Job, Target, ToolClient
 from specbench.load.tools import TOOLS, Installed
@@ -238,7 +240,7 @@ def test_a_tool_that_fails_says_why(tmp_path: Path, said: str) -> None:
 
 def test_a_tool_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specbench.load.tool_client.SLOW_START_S", 0.3)
-    monkeypatch.setattr(ToolClient, "_limit_s", lambda *_: 0.3)
+    monkeypatch.setattr(ToolClient, "_limit_s", lambda *_: 3.0)
     body = (
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); import time; time.sleep(60)"
     )
@@ -337,3 +339,37 @@ def test_what_cannot_be_installed_says_what_was_tried(
         tools.require(TOOLS["aiperf"])
     assert tools.find(TOOLS["aiperf"]) is None
     assert os.listdir(tmp_path / "tools") == [f".{tools.environment(TOOLS['aiperf']).name}.lock"]
+
+
+def test_genai_perfs_times_come_to_the_clock_of_all_records(tmp_path: Path) -> None:
+    """It stamps with the time of day, which somebody may set; the recorded run is of another day."""
+    _, records = send(client(tmp_path, "genai-perf"), tmp_path, [TALK, DAYS])
+    apart_ns = time.perf_counter_ns() - time.time_ns()
+    exports = [
+        json.loads(path.read_bytes()) for path in (tmp_path / "case").rglob("profile_export.json")
+    ]
+    sent = sorted(one["timestamp"] + apart_ns for made in exports for one in requests_of(made))
+    assert len(sent) == len(records) == 3
+    for record, at in zip(sorted(records, key=lambda one: one.sent_ns), sent, strict=True):
+        assert record.ok
+        assert abs(record.sent_ns - at) < 10**9
+
+
+def test_a_tools_own_figures_are_not_kept_where_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are means over all of its requests, also of those that have no times."""
+    day = itertools.count(time.time_ns(), -(10**12))  # set back at each look
+    now = time.perf_counter_ns()
+    monkeypatch.setattr(
+        "specbench.load.tool_client.ClockWatch",
+        lambda: ClockWatch(lambda: Clocks(now, now, next(day))),
+    )
+    reports, records = send(client(tmp_path, "genai-perf"), tmp_path, [TALK, DAYS])
+    assert [report.figures for report in reports] == [{}] * len(reports)
+    assert len(records) == 3
+
+
+def requests_of(export: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every request of a profile_export.json."""
+    return [request for one in export["experiments"] for request in one["requests"]]

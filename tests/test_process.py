@@ -101,6 +101,19 @@ def test_the_child_dies_with_its_guard(tmp_path: Path) -> None:
         assert running.poll() == 128 + signal.SIGKILL
 
 
+def test_a_far_grandchild_dies_although_the_guard_was_killed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
+    with child(STUBBORN, tmp_path) as running, child(SLEEP, elsewhere) as other:
+        wait_for(lambda: (tmp_path / "log").read_text(encoding="utf-8").strip().isdigit())
+        grandchild = int((tmp_path / "log").read_text(encoding="utf-8"))
+        parent = int(Path(f"/proc/{running.pid}/stat").read_text(encoding="utf-8").split()[3])
+        os.kill(parent, signal.SIGKILL)
+        wait_for(lambda: running.poll() is not None)
+        wait_for(lambda: not alive(grandchild))
+        assert other.poll() is None
+
+
 @pytest.mark.parametrize(("code", "status"), [("exit(0)", 0), ("exit(3)", 3)])
 def test_poll_gives_the_exit_status(tmp_path: Path, code: str, status: int) -> None:
     with child([sys.executable, "-c", code], tmp_path) as running:
@@ -142,6 +155,16 @@ time.sleep(600)
         guard = int(Path(f"/proc/{running.pid}/stat").read_text(encoding="utf-8").split()[3])
         children = Path(f"/proc/{guard}/task/{guard}/children")
         wait_for(lambda: children.read_text(encoding="utf-8").split() == [str(running.pid)])
+
+
+def test_a_child_that_ended_leaves_no_zombie_to_us(tmp_path: Path) -> None:
+    """Its guard reaps all that the child left: a sweep has many engines, and each has processes."""
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '600']); print('up', flush=True)"
+    with child([sys.executable, "-c", code], tmp_path) as running:
+        wait_for(lambda: running.poll() is not None)
+    ours = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="utf-8")
+    left = [Path(f"/proc/{pid}/stat").read_text(encoding="utf-8") for pid in ours.split()]
+    assert [stat for stat in left if "(sleep)" in stat] == []
 
 
 def test_secrets_of_the_shell_do_not_reach_a_child(monkeypatch: pytest.MonkeyPatch) -> None:

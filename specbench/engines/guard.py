@@ -1,24 +1,27 @@
 """The process between specbench and a child: whatever happens to specbench, the child ends.
 
-    python -I guard.py PATIENCE_S STATUS_FD -- COMMAND...
+    python -I guard.py PATIENCE_S LINGER_S STATUS_FD SECRETS -- COMMAND...
 
 Runs COMMAND in a session of its own and waits. When its standard input closes (specbench closed
 it, or died, even by SIGKILL) or a TERM arrives, it ends COMMAND and everything COMMAND started:
-TERM to the group, KILL after PATIENCE_S, then KILL to every descendant. Descendants that left
-the group or lost their parent are found too, because the guard is their subreaper. Exits with
-COMMAND's status once nothing is left. If the guard itself is killed, the kernel kills COMMAND.
+TERM to the group, KILL after PATIENCE_S, then KILL to every descendant (once COMMAND itself has
+ended, what it started may take LINGER_S more). Descendants that left the group or lost their parent
+are found too, because the guard is their subreaper. Once nothing is left it puts asterisks over the
+values of the environment variables SECRETS (names, with commas) in the log, which is its own standard
+output, and exits with COMMAND's status. If the guard itself is killed, the kernel kills COMMAND.
 
 Only the standard library, and no import of specbench: it must start in milliseconds, and
 `prefork` loads it by path into an interpreter that has no specbench. Linux only: prctl, /proc.
 """
 
 import ctypes
+import mmap
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
@@ -27,27 +30,63 @@ PR_SET_CHILD_SUBREAPER = 36
 
 def main() -> int:
     """Guard the command of our own command line; its exit status."""
-    patience_s, status_fd = float(sys.argv[1]), int(sys.argv[2])
+    patience_s, linger_s, status_fd = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     command = sys.argv[sys.argv.index("--") + 1 :]
+    secrets = [os.environ[name] for name in sys.argv[4].split(",") if name in os.environ]
 
     def become() -> None:
         os.close(status_fd)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvp(command[0], command)
 
-    return watch(become, control_fd=0, status_fd=status_fd, patience_s=patience_s)
+    return watch(
+        become,
+        control_fd=0,
+        status_fd=status_fd,
+        patience_s=patience_s,
+        linger_s=linger_s,
+        at_end=lambda: cover("/proc/self/fd/1", secrets),
+    )
+
+
+def cover(log: str | os.PathLike[str], secrets: Iterable[str]) -> None:
+    """Put asterisks over *secrets* in *log*, in place: a program may print its environment.
+
+    The file keeps its length, so that one that still writes to it is not disturbed.
+    """
+    try:
+        with open(log, "r+b") as file, mmap.mmap(file.fileno(), 0) as text:
+            for secret in map(os.fsencode, secrets):
+                at = text.find(secret) if secret else -1
+                while at >= 0:
+                    text[at : at + len(secret)] = b"*" * len(secret)
+                    at = text.find(secret, at + len(secret))
+    except (OSError, ValueError):  # it is not there, is empty, or is no file
+        return
+
+
+def become_subreaper() -> ctypes.CDLL:
+    """Have every orphan below this process come to it; the C library. Linux only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return libc
 
 
 def watch(
-    become: Callable[[], object], *, control_fd: int, status_fd: int, patience_s: float
+    become: Callable[[], object],
+    *,
+    control_fd: int,
+    status_fd: int,
+    patience_s: float,
+    linger_s: float = 0,
+    at_end: Callable[[], object] = lambda: None,
 ) -> int:
     """Fork a child that calls *become*; return its status (128 + signal) when all of it is gone.
 
-    "pid N" is written to *status_fd* at once and "exit STATUS" at the end. End of file on
-    *control_fd* ends the child.
+    "pid N" is written to *status_fd* at once and "exit STATUS" at the end, after *at_end* was called
+    (also where nobody listens any more). End of file on *control_fd* ends the child.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = become_subreaper()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
@@ -74,7 +113,8 @@ def watch(
         if asked or (control_fd in ready and not _read(control_fd)):
             break
         status = reap(child)
-    status = stop(child, status, patience_s)
+    status = stop(child, status, patience_s, linger_s)
+    at_end()
     with suppress(OSError):
         os.write(status_fd, f"exit {status}\n".encode())
     return status
@@ -111,14 +151,21 @@ def _read(fd: int) -> bytes:
         return b""
 
 
-def stop(child: int, status: int | None, patience_s: float) -> int:
-    """TERM to the group, KILL after *patience_s*, then KILL whatever else descends from us."""
+def stop(child: int, status: int | None, patience_s: float, linger_s: float = 0) -> int:
+    """TERM to the group, KILL after *patience_s*, then KILL whatever else descends from us.
+
+    If the child ended by itself, what it leaves is waited for, *linger_s* at most.
+    """
     deadline = time.monotonic() + patience_s
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGTERM)
     while status is None and time.monotonic() < deadline:
         time.sleep(0.02)
         status = reap(child)
+    deadline = time.monotonic() + (linger_s if status is not None else 0)
+    while time.monotonic() < deadline and descendants(os.getpid()):
+        time.sleep(0.02)
+        reap(child)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     deadline = time.monotonic() + 10
@@ -127,8 +174,10 @@ def stop(child: int, status: int | None, patience_s: float) -> int:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-        status = status if status is not None else reap(child)
-    status = status if status is not None else reap(child)
+        ended = reap(child)  # if the status is known, too: what is left comes to specbench
+        status = ended if status is None else status
+    ended = reap(child)
+    status = ended if status is None else status
     return 128 + signal.SIGKILL if status is None else status
 
 

@@ -4,7 +4,7 @@
 
 Importing vLLM takes 15 to 30 s of CPU on two cores, twice an engine (API server and engine core);
 a sweep of eight engines would spend most of its time there. Each connection to SOCKET sends one
-JSON line {argv, env, cwd, log, patience_s}; a guard (guard.py) and below it an engine are forked,
+JSON line {argv, env, cwd, log, patience_s, secrets}; a guard (guard.py) and below it an engine are forked,
 which then runs vLLM's own command line on argv. "pid N" and "exit STATUS" come back on the
 connection; when it closes, the engine ends.
 
@@ -87,8 +87,14 @@ def serve(connection: socket.socket, guard: ModuleType) -> None:
         run_command_line(request)
 
     fd = connection.fileno()
-    patience_s = float(request["patience_s"])
-    os._exit(guard.watch(become, control_fd=fd, status_fd=fd, patience_s=patience_s))
+    status = guard.watch(
+        become,
+        control_fd=fd,
+        status_fd=fd,
+        patience_s=float(request["patience_s"]),
+        at_end=lambda: guard.cover(request["log"], request["secrets"]),
+    )
+    os._exit(status)
 
 
 def run_command_line(request: dict[str, Any]) -> None:

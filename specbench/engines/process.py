@@ -1,23 +1,25 @@
 """The life of a child process: started behind a guard, watched, and never left behind."""
 
 import json
-import mmap
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from specbench.engines import guard
+from specbench.engines.oom import OomWatch
 from specbench.environment import SECRET
 from specbench.errors import EngineError
+from specbench.failures import LESS_HOST, Cause, Failure, cause_in
 
 # What a child may know of our environment. Secrets (HF_TOKEN apart, which the engine needs to
 # fetch gated weights) and whatever else the user's shell exports stay out.
@@ -28,8 +30,12 @@ ALLOWED_ENVIRONMENT = re.compile(
     r"|OPENBLAS_\w+|NUMBA_\w+|GOMP_\w+|MALLOC_\w+|CC|CXX|SSL_CERT_\w+|REQUESTS_CA_BUNDLE"
     r"|\w+_proxy|\w+_PROXY|SPECBENCH_CACHE)$"
 )
-SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-STOP_PATIENCE_S = 20.0
+MARK = "SPECBENCH_CHILD"  # in the environment of all that descends from a child
+STOP_PATIENCE_S = 6.0  # then KILL: nothing of an engine is left 10 s after whatever ends us
+KILLED = 128 + signal.SIGKILL
+LOG_END = 64_000  # bytes that are looked at
+# vllm/v1/executor/multiproc_executor.py, v1/utils.py: a worker, or the engine core, is gone
+WORKER_KILLED = re.compile(r"died unexpectedly|exit code: -9|EngineCore encountered an issue")
 
 
 def allowed_environment() -> dict[str, str]:
@@ -37,38 +43,24 @@ def allowed_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if ALLOWED_ENVIRONMENT.match(k)}
 
 
-def log_tail(log: Path, lines: int = 40) -> str:
-    """The last lines of a log, control characters taken out."""
+def log_tail(log: Path, lines: int = 40, *, begin: int = 0) -> str:
+    """The last lines of a log behind byte *begin*, control characters taken out."""
     with suppress(OSError), log.open("rb") as file:
         file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - 64_000))
+        file.seek(max(begin, file.tell() - LOG_END))
         text = file.read().decode("utf-8", "replace")
         clean = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[^\n\t\x20-\x7e\x80-\U0010ffff]", "", text)
         return "\n".join(clean.strip().splitlines()[-lines:])
     return ""
 
 
-def withhold(log: Path, secrets: Sequence[str]) -> None:
-    """Put asterisks over *secrets* in *log*, in place: a program may print its environment."""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(log.open("r+b"))
-            text = stack.enter_context(mmap.mmap(file.fileno(), 0))
-        except (OSError, ValueError):  # it is not there, or empty
-            return
-        for secret in map(os.fsencode, secrets):
-            at = text.find(secret)
-            while at >= 0:
-                text[at : at + len(secret)] = b"*" * len(secret)
-                at = text.find(secret, at + len(secret))
-
-
 class Child:
     """A running child, as a context manager: leaving it ends the child and all it started.
 
     Standard output and error go to *log*. *cwd* should be a folder of the run, so that a stray
-    module beside the user's shell can't shadow one of the child's. With *prefork* the child is
-    forked from a process that has imported vLLM already, and argv is that of vLLM's command line.
+    module beside the user's shell can't shadow one of the child's. What it started may end *linger_s*
+    after it. With *prefork* the child is forked from a process that has imported vLLM already, and
+    argv is that of vLLM's command line.
     """
 
     def __init__(
@@ -79,12 +71,15 @@ class Child:
         cwd: Path,
         env: Mapping[str, str] | None = None,
         patience_s: float = STOP_PATIENCE_S,
+        linger_s: float = 0,
         prefork: "PreforkServer | None" = None,
     ) -> None:
         self.argv, self.log, self.cwd = list(argv), log.absolute(), cwd.absolute()
-        self.env = {**allowed_environment(), **(env or {})}
-        self._secrets = [v for k, v in self.env.items() if SECRET.search(k) and len(v) >= 8]
-        self.patience_s, self._prefork = patience_s, prefork
+        self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self.env = {**allowed_environment(), **(env or {}), MARK: self._mark}
+        self._secrets = {k: v for k, v in self.env.items() if SECRET.search(k) and len(v) >= 8}
+        self._oom, self._log_begin = OomWatch(), 0
+        self.patience_s, self._linger_s, self._prefork = patience_s, linger_s, prefork
         self.pid = 0
         self._status: int | None = None
         self._said = b""
@@ -97,6 +92,8 @@ class Child:
         Raises:
             EngineError: the program is not there or may not be run.
         """
+        self.forget_log()
+        guard.become_subreaper()
         ours, theirs = socket.socketpair()
         self._control = ours
         if self._prefork is not None:
@@ -106,7 +103,9 @@ class Child:
         else:
             with self.log.open("ab") as out, theirs:
                 fd = theirs.fileno()
-                guarded = ["-I", guard.__file__, f"{self.patience_s:g}", str(fd), "--", *self.argv]
+                waits = (f"{self.patience_s:g}", f"{self._linger_s:g}")
+                guarded = ["-I", guard.__file__, *waits, str(fd)]
+                guarded += [",".join(self._secrets), "--", *self.argv]
                 self._guard = subprocess.Popen(
                     [sys.executable, *guarded],
                     stdin=fd,
@@ -123,6 +122,7 @@ class Child:
             self.stop()
             raise EngineError(f"{self.argv[0]} could not be started: {word} {rest}", log=self.log)
         self.pid = int(rest)
+        self._oom.look(self.pid)
         return self
 
     def __exit__(
@@ -139,7 +139,14 @@ class Child:
             self._control.settimeout(0)
             with suppress(BlockingIOError):
                 self._read_status()
+            if self._status is None:
+                self._oom.look(self.pid)
         return self._status
+
+    @property
+    def secrets(self) -> list[str]:
+        """What must not be left in its log."""
+        return list(self._secrets.values())
 
     def pids(self) -> list[int]:
         """The child and everything it started that still lives."""
@@ -157,7 +164,7 @@ class Child:
             return
         self.ask_to_stop()
         try:
-            self._control.settimeout(self.patience_s + 15)
+            self._control.settimeout(self.patience_s + self._linger_s + 15)
             while self._status is None:
                 self._read_status()
         except TimeoutError:
@@ -172,12 +179,26 @@ class Child:
             if self._guard.poll() is None:
                 self._guard.kill()
                 self._guard.wait()
-        withhold(self.log, self._secrets)
+        self._cover_log()
+
+    def _cover_log(self) -> None:
+        """The guard does so too when all is over; but it may have been killed."""
+        guard.cover(self.log, self._secrets.values())
 
     def _read_status(self) -> None:
         word, _, rest = self._line().partition(" ")
-        self._status = int(rest) if word == "exit" else 128 + signal.SIGKILL
-        withhold(self.log, self._secrets)  # before anyone quotes its last words
+        self._status = int(rest) if word == "exit" else KILLED
+        if word != "exit":
+            self._end_orphans()
+        self._cover_log()  # before anyone quotes its last words
+
+    def _end_orphans(self) -> None:
+        """The guard was killed, and the kernel ended the child: what the child had started came to us."""
+        marked = f"{MARK}={self._mark}".encode()
+        for pid in guard.descendants(os.getpid()):
+            with suppress(OSError):
+                if marked in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
 
     def _line(self) -> str:
         """The next line from the guard; empty when it is gone."""
@@ -193,14 +214,37 @@ class Child:
         line, _, self._said = self._said.partition(b"\n")
         return line.decode()
 
-    def failed(self, message: str, *, hint: str | None = None) -> EngineError:
-        """An error about this child with the end of its log."""
-        withhold(self.log, self._secrets)
+    def forget_log(self) -> None:
+        """What the log says so far has no part in what goes wrong from now on."""
+        with suppress(OSError):
+            self._log_begin = self.log.stat().st_size
+
+    def cause(self) -> Cause | None:
+        """Why it is in trouble, as far as its log and the kernel tell."""
+        log = log_tail(self.log, 400, begin=self._log_begin)
+        cause = cause_in(log)
+        if cause is None or cause.failure == "engine_core_dead":
+            is_killed = self._status == KILLED or WORKER_KILLED.search(log)
+            if is_killed and self._oom.kills():
+                said = "the kernel's out-of-memory killer ended it"
+                return Cause("out_of_memory", said, LESS_HOST)
+        return cause
+
+    def failed(
+        self, message: str, failure: Failure = "not_started", *, hint: str | None = None
+    ) -> EngineError:
+        """An error about this child with the end of its log; its cause goes before *failure*."""
+        self._cover_log()
+        cause = self.cause()
+        if cause is not None:
+            message = f"{message.removesuffix('.')}: {cause.line.removesuffix('.')}."
         where = f"The whole log: {self.log}"
         return EngineError(
             message,
+            failure=cause.failure if cause else failure,
             log=self.log,
-            tail=log_tail(self.log),
+            tail=log_tail(self.log, begin=self._log_begin),
+            advice=cause.advice if cause else None,
             hint=f"{hint} {where}" if hint else where,
         )
 
@@ -216,7 +260,15 @@ class PreforkServer:
         script = Path(__file__).with_name("prefork.py")
         argv = [str(python), str(script), str(self._socket)]
         env = {**env, "PYTHONSAFEPATH": "1"}  # this folder's vllm.py is not vLLM
-        self._child = Child(argv, log=log, cwd=Path(self._folder.name), env=env, patience_s=1)
+        # Where specbench was killed, the engines' own guards end them and cover their logs.
+        self._child = Child(
+            argv,
+            log=log,
+            cwd=Path(self._folder.name),
+            env=env,
+            patience_s=1,
+            linger_s=STOP_PATIENCE_S + 2,
+        )
         self._timeout_s = timeout_s
 
     def __enter__(self) -> Self:
@@ -249,6 +301,7 @@ class PreforkServer:
             "cwd": str(child.cwd),
             "log": str(child.log),
             "patience_s": child.patience_s,
+            "secrets": child.secrets,
         }
         try:
             connection.connect(str(self._socket))

@@ -14,6 +14,7 @@ from specbench.engines.bounded import Bounded
 from specbench.errors import EngineError
 from specbench.records import EngineCounters
 
+HEALTH_S = 2.0  # that a server may take to say how it is; others wait for their turn meanwhile
 SETTLE_S = 3.0  # how long a finished request may take to show in /metrics
 
 
@@ -48,7 +49,17 @@ class Server:
     def healthy(self) -> bool:
         """Whether /health says yes."""
         try:
-            return self._get("/health").status_code == 200
+            return self._http.get("/health", timeout=HEALTH_S).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def is_dead(self) -> bool:
+        """Whether it says itself that its engine is gone: vLLM's /health answers 503 then.
+
+        Before 0.11 it was 500 (vllm-project/vllm pull request 24897).
+        """
+        try:
+            return self._http.get("/health", timeout=HEALTH_S).status_code in (500, 503)
         except httpx.HTTPError:
             return False
 
@@ -121,9 +132,12 @@ def attach(engine: Engine) -> Server:
     url = engine.url.rstrip("/").removesuffix("/v1")
     server = Server(url, engine.served_model or "", key)
     models = server.models()
+    if not models or server.served_model not in ("", *models):
+        server.close()
     if not models:
         raise EngineError(
             f"No OpenAI-compatible server answers at {url}/v1/models.",
+            failure="unreachable",
             hint="Start it, or mend engine.url.",
         )
     if not server.served_model:
@@ -131,6 +145,7 @@ def attach(engine: Engine) -> Server:
     if server.served_model not in models:
         raise EngineError(
             f"{url} serves {', '.join(models)}, not {server.served_model}.",
+            failure="wrong_model",
             hint="Mend engine.served_model.",
         )
     return server

@@ -7,6 +7,7 @@ counters, so none are read.
 """
 
 import json
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,9 +21,11 @@ import httpx
 from specbench import machine
 from specbench.engines import counters
 from specbench.engines.bounded import Bounded
-from specbench.engines.process import SECRET_NAME, Child
+from specbench.engines.process import Child
 from specbench.engines.vllm import free_port
+from specbench.environment import SECRET
 from specbench.errors import EngineError
+from specbench.failures import Failure
 from specbench.records import EngineCounters, EngineFacts
 
 CONFIG_PBTXT = """\
@@ -80,6 +83,10 @@ class TritonModel:
     def counters_after(self, before: EngineCounters, finished: int) -> EngineCounters:
         """See `counters`."""
         raise counters.CountersUnreadable(NO_COUNTERS)
+
+    def is_dead(self) -> bool:
+        """Triton starts a model's stub again when it died, or says so in each answer."""
+        return False
 
     def close(self) -> None:
         """Nothing to give up."""
@@ -177,6 +184,7 @@ class TritonServer:
             if self.child is None or time.monotonic() - began > min(self._timeout_s, 120):
                 raise self._failed(
                     f"Triton did not answer at {self.url}.",
+                    "unreachable" if self.child is None else "not_ready_in_time",
                     hint="A stub whose libpython is not found hangs like this: see docs/triton.md.",
                 )
             self._waiting(f"starting Triton ({time.monotonic() - began:.0f} s)")
@@ -189,12 +197,18 @@ class TritonServer:
 
     def _must_live(self) -> None:
         if self.child is not None and (code := self.child.poll()) is not None:
-            raise self._failed(f"tritonserver ended with status {code}.")
+            early = self.version is None
+            raise self._failed(
+                f"tritonserver ended with status {code}.",
+                "exited_before_ready" if early else "died",
+            )
 
-    def _failed(self, message: str, hint: str | None = None) -> EngineError:
+    def _failed(
+        self, message: str, failure: Failure = "not_loaded", *, hint: str | None = None
+    ) -> EngineError:
         if self.child is not None:
-            return self.child.failed(message, hint=hint)
-        return EngineError(message, hint=hint)
+            return self.child.failed(message, failure, hint=hint)
+        return EngineError(message, failure=failure, hint=hint)
 
     def load(self, name: str, *, arm: str, start: int) -> tuple[TritonModel, EngineFacts]:
         """Load the model and have it answer a request.
@@ -213,11 +227,12 @@ class TritonServer:
             url=self.url,
             served_model=name,
             argv=self.argv,
-            env={k: v for k, v in self._env.items() if not SECRET_NAME.search(k)},
+            env={k: v for k, v in self._env.items() if not SECRET.search(k)},
             pid=self.child.pid if self.child else None,
             startup_s=round(time.monotonic() - began, 3),
             log=self.child.log.name if self.child else None,
             machine=machine.hardware() if self.child else {},
+            host=socket.gethostname() if self.child else None,
             started_at=at,
             notes=(f"Triton {self.version}; what its vLLM backend runs is in the log only",),
         )
@@ -226,6 +241,8 @@ class TritonServer:
 
     def _load(self, name: str) -> None:
         self._waiting(f"Triton loads {name}")
+        if self.child is not None:
+            self.child.forget_log()  # of the models before
         try:
             answer = self._http.post(
                 f"/v2/repository/models/{name}/load", json={}, timeout=self._timeout_s

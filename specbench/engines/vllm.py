@@ -21,8 +21,10 @@ import psutil
 from specbench import machine
 from specbench.engines.installation import Installation, metadata_environment
 from specbench.engines.launch import Launch, bind
-from specbench.engines.process import SECRET_NAME, Child, PreforkServer
+from specbench.engines.process import Child, PreforkServer
 from specbench.engines.server import Server
+from specbench.environment import SECRET
+from specbench.errors import EngineError
 from specbench.records import EngineFacts
 
 LOADING_TOOK = re.compile(r"Model loading took ([0-9.]+) GiB")
@@ -47,6 +49,13 @@ class StartingEngine:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._lost_ports: list[int] = []
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        """Start the engine on a port that is free now."""
         self._port, key = free_port(), secrets.token_urlsafe(24)
         name = f"specbench-{secrets.token_hex(4)}"
         self.server = Server(f"http://127.0.0.1:{self._port}", name, key)
@@ -55,13 +64,11 @@ class StartingEngine:
         self._env = {**self.launch.env, "VLLM_API_KEY": key}
         self._env |= metadata_environment(self.installation)
         log = self.folder / "engine.log"
-        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._started = self.clock()
         # A fork is handed vLLM's own arguments: what stands behind `python -m MODULE`.
         argv = self._argv[3:] if self.prefork else self._argv
         self.child = Child(argv, log=log, cwd=self.folder, env=self._env, prefork=self.prefork)
         self.child.__enter__()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.child.stop()
@@ -70,12 +77,26 @@ class StartingEngine:
     def poll(self) -> EngineFacts | None:
         """The engine's facts once it is ready, None while it is not.
 
+        Where another process has taken its port, it is started once more, on another one.
+
         Raises:
             EngineError: it exited, ran out of time, or something else answers on its port.
         """
+        try:
+            return self._look()
+        except EngineError as error:
+            if error.failure != "port_taken" or self._lost_ports:
+                raise
+        self._lost_ports.append(self._port)
+        self.__exit__()
+        self._start()
+        return None
+
+    def _look(self) -> EngineFacts | None:
         if (code := self.child.poll()) is not None:
             raise self.child.failed(
                 f"The engine of {self.arm} exited with status {code} before it was ready.",
+                "exited_before_ready",
                 hint="If it starts by hand, try engine.prefork: false." if self.prefork else None,
             )
         waited_s = self.clock() - self._started
@@ -83,6 +104,7 @@ class StartingEngine:
             if waited_s > self.startup_timeout_s:
                 raise self.child.failed(
                     f"The engine of {self.arm} was not ready after {self.startup_timeout_s:g} s.",
+                    "not_ready_in_time",
                     hint="If it was still loading, raise engine.startup_timeout_s.",
                 )
             return None
@@ -96,7 +118,7 @@ class StartingEngine:
             url=self.server.url,
             served_model=self.server.served_model,
             argv=self._argv,
-            env={k: v for k, v in self._env.items() if not SECRET_NAME.search(k)},
+            env={k: v for k, v in self._env.items() if not SECRET.search(k)},
             pid=self.child.pid,
             startup_s=round(waited_s, 3),
             kv_cache_tokens=self.server.kv_cache_tokens(),
@@ -104,8 +126,14 @@ class StartingEngine:
             weights_bytes=_weights_bytes(self.child.log),
             log=self.child.log.name,
             machine=machine.hardware(),
+            host=socket.gethostname(),
             started_at=self._started_at,
-            notes=(*self.launch.notes, *bound, *((PREFORKED,) if self.prefork else ())),
+            notes=(
+                *self.launch.notes,
+                *bound,
+                *((PREFORKED,) if self.prefork else ()),
+                *(f"another process took port {port} first" for port in self._lost_ports),
+            ),
         )
 
 
@@ -125,7 +153,7 @@ def starts_at_once(installation: Installation) -> int:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now. `_must_be_ours` catches a race for it."""
+    """A port that nothing listens on now. `poll` sees to a race for it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -150,16 +178,23 @@ def _weights_bytes(log: Path) -> int | None:
 
 def _must_be_ours(server: Server, child: Child, port: int) -> None:
     """Raise unless what answers on *port* is the child that we started."""
-    ours = set(child.pids())
+    listeners = _listeners(port)
+    is_ours = bool(listeners & set(child.pids()))
+    if listeners and not is_ours:
+        raise child.failed(f"Another process took port {port} before the engine did.", "port_taken")
+    if server.served_model not in (models := server.models()):
+        serves = f"serves {', '.join(models)[:200]}" if models else "names no model"
+        raise child.failed(
+            f"What answers on port {port} is not the engine that was started: it {serves}.",
+            "wrong_model" if is_ours else "port_taken",
+        )
+
+
+def _listeners(port: int) -> set[int]:
+    """The processes that listen on *port*, of those that we may look at."""
+    found: set[int] = set()
     with contextlib.suppress(psutil.Error):
-        listeners = {
-            connection.pid
-            for connection in psutil.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-            and connection.laddr
-            and connection.laddr.port == port
-        } - {None}
-        if listeners and not listeners & ours:
-            raise child.failed(f"Another process took port {port} before the engine did.")
-    if server.served_model not in server.models():
-        raise child.failed(f"What answers on port {port} is not the engine that was started.")
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port:
+                found |= {one.pid} if one.pid is not None else set()
+    return found

@@ -19,6 +19,7 @@ from specbench.config import Load, Sampling
 from specbench.load import http1, sse
 from specbench.load.answers import content_sha256, record_of
 from specbench.load.base import OnRecord
+from specbench.load.clocks import STOPS, Clocks, Moment, happened_since, moment, read_clocks
 from specbench.load.dialects import Dialect, OpenAI
 from specbench.load.wire import Exchange, Wire, undisturbed, until
 from specbench.records import Prompt, RequestRecord
@@ -37,6 +38,7 @@ class _Talk:
     sampling: dict[str, Any] = field(default_factory=dict)
     prompt_sha256: str = ""
     exchange: Exchange = field(default_factory=lambda: Exchange(b""))
+    began: Moment | None = None
 
     @property
     def is_last_turn(self) -> bool:
@@ -49,7 +51,8 @@ class DirectClient:
     Connections live as long as the client, so that no measured request pays for a handshake.
     Times are `clock` in ns: `sent_ns` just before the request is written, `chunk_ns` when its bytes
     could be read. With `seed_of`, each prompt is sampled with a seed of its own; `arrival_seed`
-    draws the arrivals of an open loop, the same for every `send`.
+    draws the arrivals of an open loop, the same for every `send`. A request during which the machine
+    slept, or the run was stopped, fails: see `clocks`.
     """
 
     unit = "conversation"
@@ -67,7 +70,10 @@ class DirectClient:
         seed_of: Callable[[Prompt], int] | None = None,
         arrival_seed: int = 0,
         clock: Callable[[], int] = time.perf_counter_ns,
+        clocks: Callable[[], Clocks] = read_clocks,
     ) -> None:
+        STOPS.listen()
+        self._clocks = clocks
         self._dialect = dialect or OpenAI(served_model)
         self._sampling = sampling.body()
         self._start, self._seed_of, self._clock = start, seed_of, clock
@@ -122,6 +128,7 @@ class DirectClient:
 
         def fly(talk: _Talk) -> None:
             flying[talk.exchange] = talk
+            talk.began = moment(self._clocks)
             self._wire.start(talk.exchange)
 
         while waiting or flying or hearing:
@@ -189,6 +196,8 @@ class DirectClient:
         talk.exchange = Exchange(self._site.post(path, json.dumps(talk.body).encode()))
 
     def _record(self, talk: _Talk, answer: sse.Answer, problem: str | None) -> RequestRecord:
+        assert talk.began is not None
+        problem = happened_since(talk.began, self._clocks) or problem
         return record_of(
             answer,
             prompt=talk.prompt,

@@ -45,6 +45,7 @@ class GenAIPerfClient(ToolClient):
     """One `genai-perf profile` for each turn of a set; see the module."""
 
     turn_by_turn = True
+    stamps_by_day = True
 
     def command(self, job: Job) -> tuple[list[str], dict[str, str]]:
         """Its payload input, which keeps every byte.

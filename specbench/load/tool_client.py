@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from specbench.engines.process import Child, log_tail
 from specbench.errors import EngineError, LoadError
 from specbench.load import answers, sse
 from specbench.load.base import OnRecord
+from specbench.load.clocks import ClockWatch
 from specbench.load.dialects import Dialect, OpenAI, dialect_for
 from specbench.load.tools import Installed
 from specbench.records import Prompt, RequestRecord, ToolReport
@@ -97,6 +98,7 @@ class ToolClient(ABC):
 
     unit = "set"
     turn_by_turn = False  # whether it has to be given each turn with the answers before it
+    stamps_by_day = False  # whether its times are of the time of day, which can be set
 
     def __init__(
         self,
@@ -171,12 +173,14 @@ class ToolClient(ABC):
         """One run of the tool."""
         argv, env = self.command(job)
         began = time.monotonic()
+        clocks = ClockWatch()
         try:
-            self._run(job, argv, env)
+            self._run(job, argv, env, clocks)
         finally:
             self._redact(job.folder)
         records = [
-            record_of(one, self.sampling, self._start, self.dialect) for one in self.exchanges(job)
+            record_of(self._in_time(one, clocks), self.sampling, self._start, self.dialect)
+            for one in self.exchanges(job)
         ]
         _each_once(job, records, self.tool.tool.name)
         report = ToolReport(
@@ -187,14 +191,30 @@ class ToolClient(ABC):
             start=self._start,
             keys=tuple(record.key for record in records),
             wall_s=round(time.monotonic() - began, 3),
-            figures=self.figures(job),
+            figures=self.figures(job) if not clocks.jumps else {},  # they are of all requests
         )
         return report, records
+
+    def _in_time(self, one: Exchange, clocks: ClockWatch) -> Exchange:
+        """*one* on the clock of all records; failed if something happened to time during it."""
+        times = [one.sent_ns, *(at for at, _ in one.pieces)]
+        if one.due_ns is not None:
+            times.append(one.due_ns)
+        steps = self.stamps_by_day or one.due_ns is not None  # how late it was is by time of day
+        found = clocks.around(min(times), max(times), by_day=self.stamps_by_day, steps=steps)
+        if self.stamps_by_day:
+            on = clocks.from_day_ns
+            pieces = [(on(at), piece) for at, piece in one.pieces]
+            due_ns = None if one.due_ns is None else on(one.due_ns)
+            one = replace(one, sent_ns=on(one.sent_ns), pieces=pieces, due_ns=due_ns)
+        return one if found is None else replace(one, error=found.told())
 
     def close(self) -> None:  # noqa: B027  (no tool has anything to do here)
         """Nothing to give up: the tool's process ends with `send`."""
 
-    def _run(self, job: Job, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def _run(
+        self, job: Job, argv: Sequence[str], env: Mapping[str, str], clocks: ClockWatch
+    ) -> None:
         name, limit_s = self.tool.tool.name, self._limit_s(job)
         log = job.folder / f"{name}.log"
         began = time.monotonic()
@@ -209,10 +229,12 @@ class ToolClient(ABC):
                             f"{name} was not done after {limit_s:.0f} s.",
                             hint=f"Its log: {log}\n{self._without_key(log_tail(log, 5))}",
                         )
+                    clocks.look()
                     self._waiting(f"{name} sends {job.requests} requests ({passed_s:.0f} s)")
                     time.sleep(0.1)
         except EngineError as error:  # the process could not be started
             raise LoadError(error.message) from None
+        clocks.look()
         if code:
             raise LoadError(
                 f"{name} ended with status {code}: {self.reason(log_tail(log, 400))}.",
@@ -253,6 +275,7 @@ def record_of(
 ) -> RequestRecord:
     """The request that *one* is; of its body the keys *sampling* and max_tokens are kept."""
     dialect = dialect or OpenAI("")
+    one = _forwards(one)
     reader = dialect.reader(one.body)
     for arrived_ns, piece in one.pieces:
         reader.feed(arrived_ns, piece)
@@ -270,6 +293,16 @@ def record_of(
         prompt_sha256=answers.content_sha256(dialect.content(one.body)),
         problem=one.error,
     )
+
+
+def _forwards(one: Exchange) -> Exchange:
+    """*one*; where its times run backwards, none of them means anything, and it failed."""
+    times = [one.sent_ns, *(at for at, _ in one.pieces)]
+    if times == sorted(times):
+        return one
+    why = one.error or "the wall clock was set back during this request"
+    pieces = [(one.sent_ns, piece) for _, piece in one.pieces]
+    return replace(one, error=why, pieces=pieces, due_ns=None)
 
 
 def means(summary: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:

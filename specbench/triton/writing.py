@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import __version__
-from specbench.engines.process import SECRET_NAME
+from specbench.environment import SECRET
 from specbench.errors import StoreError, UserError
 from specbench.triton.paths import HUB_CACHE
 from specbench.triton.repository import Repository
@@ -191,9 +191,7 @@ def docker_line(
         parts += [f"-v {cache}:{HUB_CACHE} -e HF_TOKEN"]
     for name, value in sorted((env or {}).items()):
         # A secret's value stays out of shell histories: docker takes it from the caller's own.
-        parts += [
-            f"-e {name}" if SECRET_NAME.search(name) else f"-e {shlex.quote(f'{name}={value}')}"
-        ]
+        parts += [f"-e {name}" if SECRET.search(name) else f"-e {shlex.quote(f'{name}={value}')}"]
     parts += [container.image]
     serve = "tritonserver --model-repository=/model_repository --model-control-mode=explicit"
     parts += [f"{serve} --load-model={first.name}"]

@@ -1,0 +1,174 @@
+"""Time that did not pass for everybody: a machine that slept, a run that was stopped, a clock that was set.
+
+Times are CLOCK_MONOTONIC, which stands still while the machine sleeps (a closed laptop's lid), and goes
+on while this process is stopped (Ctrl-Z). A request around either has times that no engine took: it
+is failed with that reason, so that no figure holds it and `--resume` measures it again. Tools that
+stamp with the time of day (perf_analyzer) are wrong around every step of that clock as well.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ASLEEP_NS = 50_000_000  # a machine needs longer than that to sleep and wake up
+STEP_NS = 5_000_000  # slewing (adjtime) moves both clocks alike; only setting the clock is a step
+TORN_NS = 1_000_000  # clocks that are read further apart than this are read again
+TRIES = 5
+READ_BY = {
+    "monotonic_ns": time.CLOCK_MONOTONIC,
+    "boot_ns": time.CLOCK_BOOTTIME,
+    "day_ns": time.CLOCK_REALTIME,
+}
+
+
+class Clocks(NamedTuple):
+    """The clocks at one moment, in ns: without sleep, with it, and the time of day."""
+
+    monotonic_ns: int
+    boot_ns: int
+    day_ns: int
+
+
+def read_clocks() -> Clocks:
+    """All of them at once, or nearly."""
+    for _ in range(TRIES):
+        monotonic, boot, day = map(time.clock_gettime_ns, READ_BY.values())
+        if time.clock_gettime_ns(time.CLOCK_MONOTONIC) - monotonic < TORN_NS:
+            break
+    return Clocks(monotonic, boot, day)
+
+
+@dataclass(frozen=True)
+class Jump:
+    """Something happened to time between two readings: `what` it was, as the end of a sentence."""
+
+    before: Clocks
+    after: Clocks
+    slept_ns: int = 0
+    stepped_ns: int = 0
+
+    def told(self) -> str:
+        """In words, as the `error` of a request."""
+        if self.slept_ns:
+            return f"the machine slept for {self.slept_ns / 1e9:.1f} s during this request"
+        return f"the wall clock was set by {self.stepped_ns / 1e9:+.3f} s during this request"
+
+
+def jump(before: Clocks, after: Clocks) -> Jump | None:
+    """What happened between two readings; None where time just passed."""
+    passed_ns = after.monotonic_ns - before.monotonic_ns
+    slept_ns = after.boot_ns - before.boot_ns - passed_ns
+    stepped_ns = after.day_ns - before.day_ns - (after.boot_ns - before.boot_ns)
+    slept_ns = slept_ns if slept_ns > ASLEEP_NS else 0
+    stepped_ns = stepped_ns if abs(stepped_ns) > STEP_NS else 0
+    return Jump(before, after, slept_ns, stepped_ns) if slept_ns or stepped_ns else None
+
+
+class ClockWatch:
+    """Notes every jump between two looks; whoever waits for a tool looks ten times a second."""
+
+    def __init__(self, read: Callable[[], Clocks] = read_clocks) -> None:
+        self._read, self._last = read, read()
+        self._offset_ns = self._last.monotonic_ns - self._last.day_ns
+        self.jumps: list[Jump] = []
+
+    def look(self) -> None:
+        """Compare the clocks with those of the last look."""
+        now = self._read()
+        if (found := jump(self._last, now)) is not None:
+            self.jumps.append(found)
+        self._last = now
+
+    def from_day_ns(self, day_ns: int) -> int:
+        """A time of day on CLOCK_MONOTONIC, as the two stood to each other then."""
+        offset_ns = self._offset_ns
+        for one in self.jumps:
+            if day_ns > max(one.before.day_ns, one.after.day_ns):
+                offset_ns = one.after.monotonic_ns - one.after.day_ns
+        return day_ns + offset_ns
+
+    def around(self, sent_ns: int, end_ns: int, *, by_day: bool, steps: bool) -> Jump | None:
+        """The jump that a request may have been in flight at.
+
+        *by_day*: its times are of the time of day, not of CLOCK_MONOTONIC; *steps*: whether it is
+        wrong around a step of the wall clock, and not after a sleep only.
+        """
+        for one in self.jumps:
+            if not (one.slept_ns or steps):
+                continue
+            if by_day:
+                # Set back, the clock shows the time between twice: either may be meant.
+                first = min(one.before.day_ns, one.after.day_ns)
+                last = max(one.before.day_ns, one.after.day_ns)
+            else:
+                first, last = one.before.monotonic_ns, one.after.monotonic_ns
+            if sent_ns <= last and end_ns >= first:
+                return one
+        return None
+
+
+class Stops:
+    """Counts how often this process was stopped and went on: the kernel says so with SIGCONT.
+
+    A terminal that is closed sends one as well, to a process that was not stopped (and, under nohup,
+    goes on).
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._listens = False
+        self._has_terminal = False
+
+    def listen(self) -> None:
+        """From now on. Signals come to the main thread; elsewhere nothing is counted."""
+        if not self._listens and threading.current_thread() is threading.main_thread():
+            with suppress(ValueError):
+                signal.signal(signal.SIGCONT, self._note)
+                self._listens = True
+                self._has_terminal = has_terminal()
+
+    def _note(self, *_: object) -> None:
+        if self._has_terminal and not has_terminal():
+            self._has_terminal = False
+        else:
+            self.count += 1
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal that is open."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+STOPS = Stops()
+
+
+class Moment(NamedTuple):
+    """What a request's times are judged by: taken when it is sent."""
+
+    clocks: Clocks
+    stops: int
+
+
+def moment(read: Callable[[], Clocks] = read_clocks) -> Moment:
+    """Now."""
+    return Moment(read(), STOPS.count)
+
+
+def happened_since(began: Moment, read: Callable[[], Clocks] = read_clocks) -> str | None:
+    """Why a request that was sent at *began* has no times; None where it has.
+
+    A step of the wall clock is no reason: it is not what our own client's times are.
+    """
+    if STOPS.count != began.stops:
+        return "the run was stopped (SIGSTOP, Ctrl-Z) during this request"
+    found = jump(began.clocks, read())
+    return found.told() if found is not None and found.slept_ns else None
