@@ -47,7 +47,8 @@ class Prepared:
 
     `room` says in words how many engines fit together; `tool` is the load generator of its own that
     the config names. `seed_of` (arm, start,
-    prompt) is the sampling seed of each request, where it is not the config's.
+    prompt) is the sampling seed of each request, where it is not the config's. With `fail_fast` the
+    first case that fails ends the run.
     """
 
     config: Config
@@ -59,6 +60,7 @@ class Prepared:
     room: str | None = None
     tool: Installed | None = None
     seed_of: Callable[[str, int, Prompt], int] | None = None
+    fail_fast: bool = False
 
     @property
     def requests(self) -> int:
