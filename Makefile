@@ -27,7 +27,10 @@ demo: $(VENV)/installed  ## environment, models, prompts, a run and its table
 	$(BIN)/specbench run --config demo.yaml $(DEMO_DTYPE)
 	$(BIN)/specbench report
 
+test: export PYTHONDONTWRITEBYTECODE =  # what pytest makes of the test files is kept for its next run
 test: $(VENV)/installed check  ## the fast tests first, then those that start real engines
+	@# Byte code is made once, and not by each of the processes that tests start.
+	-$(BIN)/python -m compileall -q -j 0 specbench tests >/dev/null 2>&1
 	$(BIN)/python -m pytest -q -m "not engine"
 	$(MAKE) browser
 	$(BIN)/python -m pytest -q -m browser -n0

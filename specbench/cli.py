@@ -7,8 +7,8 @@ Heavy imports stay inside the commands: `specbench --help` must feel instant.
 """
 
 import os
-import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,14 +16,20 @@ import typer
 from typer.core import TyperGroup
 
 from specbench import __version__
-from specbench.errors import EngineError, SpecbenchError, UserError
+from specbench.errors import EngineError, FailedFast, SpecbenchError, UserError
+from specbench.interrupts import (
+    EXIT_INTERRUPTED,
+    leave,
+    raise_interrupts,
+    terminal_is_gone,
+    was_interrupted,
+)
 
 if TYPE_CHECKING:
     from specbench.config import Config
+    from specbench.executors.on_ray import RayCluster
     from specbench.prepare import Prepared
     from specbench.store import RunStore
-
-EXIT_INTERRUPTED = 130
 
 
 def _run_ids(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -61,11 +67,21 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. speculation.k=3."),
 ]
 
+
+def _examples(*commands: str, title: str = "Examples") -> str:
+    """The end of a command's help: a line each. tests/test_help_examples.py runs all of them."""
+    return "\n".join(["\b", f"{title}:", *(f"  {command}" for command in commands)])
+
+
 app = typer.Typer(
     name="specbench",
     help="Which speculative decoding set-up makes your model faster, by how much, and is it true?",
-    epilog="A user's day: specbench convert humaneval; specbench run --config eagle_k5.yaml; "
-    "specbench report",
+    epilog=_examples(
+        "specbench convert humaneval",
+        "specbench run --config eagle_k5.yaml",
+        "specbench report",
+        title="A user's day",
+    ),
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -98,12 +114,16 @@ SHOWN_SKIPS = 20
 
 
 @app.command(
-    epilog="Examples: specbench convert humaneval · specbench convert mt_bench --turns first · "
-    "specbench convert question.jsonl --name mine · specbench convert prompts.csv --column body · "
-    "specbench convert ShareGPT.json --turns first --limit 500 --seed 1 --allow-skips · "
-    "specbench convert hf:openai/openai_humaneval · "
-    "specbench convert mt_bench --to eagle -o question.jsonl · "
-    "specbench convert humaneval --to vllm-bench --output-tokens 256 -o he.jsonl"
+    epilog=_examples(
+        "specbench convert humaneval",
+        "specbench convert mt_bench --turns first",
+        "specbench convert question.jsonl --turns all --name mine",
+        "specbench convert prompts.csv --column body",
+        "specbench convert ShareGPT.json --turns first --limit 500 --seed 1 --allow-skips",
+        "specbench convert hf:openai/openai_humaneval",
+        "specbench convert mt_bench --to eagle -o mt_bench_question.jsonl",
+        "specbench convert humaneval --to vllm-bench --output-tokens 256 -o he.jsonl",
+    )
 )
 def convert(
     source: Annotated[
@@ -204,9 +224,12 @@ def _one_of(flag: str, value: str | None, allowed: tuple[str, ...]) -> Any:  # n
 
 
 @app.command(
-    epilog="Examples: specbench run --config eagle_k5.yaml · "
-    "specbench run --config demo --set speculation.0.k=3 --dry-run · "
-    "specbench run --resume results/20261130-101500-demo"
+    epilog=_examples(
+        "specbench run --config eagle_k5.yaml",
+        "specbench run --config demo --set speculation.0.k=3 --dry-run",
+        "specbench run --resume results/20261130-101500-demo",
+        "specbench run --config demo --fail-fast",
+    )
 )
 def run(
     config: ConfigName = None,
@@ -220,13 +243,26 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with an unfinished run instead of a new one.")
     ] = None,
+    fail_fast: Annotated[
+        bool,
+        typer.Option("--fail-fast", help="End the run with the first case that fails (exit 3)."),
+    ] = False,
+    executor: Annotated[
+        str, typer.Option(help="local, or ray: spread over a Ray cluster (docs/fan_out.md).")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="With --executor ray: HOST:PORT (default: the one here).")
+    ] = None,
     results: Results = Path("results"),
     datasets: Datasets = Path("datasets"),
 ) -> None:
     """Launch the engines of a config, send the prompts, keep what happened."""
+    from dataclasses import replace
+
     from specbench import prepare as preparing
     from specbench import store as stores
 
+    cluster = _cluster(executor, address)
     if resume is not None:
         if config is not None or overrides or run_id:
             raise UserError("--resume goes on with a run's own config; leave out the others.")
@@ -240,36 +276,77 @@ def run(
             earlier=earlier,
             dry=dry_run,
         )
+        _connect(cluster, config_of_run, dry=dry_run)
     else:
         path, parsed = _load_config(config, overrides)
         prepared = preparing.prepare(
             parsed, config_path=path, prompt_folders=(datasets, Path()), say=_say, dry=dry_run
         )
+        _connect(cluster, parsed, dry=dry_run)
         if dry_run:
-            _print_plan(prepared)
+            _print_plan(prepared, cluster)
             return
         document = preparing.document(prepared, config_path=path, command=_command())
         name = parsed.name or path.stem
-        store = stores.RunStore.create(results, run_id or stores.new_run_id(name), document)
+        prompts = {name: found.prompts for name, found in prepared.prompt_sets.items()}
+        run_id = run_id or stores.new_run_id(name)
+        store = stores.RunStore.create(results, run_id, document, prompts)
     if dry_run:
-        _print_plan(prepared)
+        _print_plan(prepared, cluster)
         return
-    _carry_out(prepared, store)
+    _carry_out(replace(prepared, fail_fast=fail_fast), store, cluster)
 
 
-def _carry_out(prepared: "Prepared", store: "RunStore") -> None:
+def _cluster(executor: str, address: str | None) -> "RayCluster | None":
+    """Where a run is spread to, not connected yet; None for here."""
+    if _one_of("--executor", executor, ("local", "ray")) == "local":
+        if address is not None:
+            raise UserError("--address is a cluster's; it goes with --executor ray.")
+        return None
+    from specbench.executors.on_ray import RayCluster
+
+    return RayCluster(address)
+
+
+def _connect(cluster: "RayCluster | None", config: "Config", *, dry: bool) -> None:
+    """Refuse what can't be spread, and see that there is a cluster before anything is written."""
+    if cluster is not None:
+        from specbench.executors.units import check
+
+        check(config)
+        if not dry:
+            cluster.connect()
+
+
+def _carry_out(
+    prepared: "Prepared", store: "RunStore", cluster: "RayCluster | None" = None
+) -> None:
     """Do what *store* lacks of the run, say where it is; EngineError where a part failed."""
+    from contextlib import nullcontext
+
     from specbench import run as story
     from specbench.render.progress import RunProgress
 
     done = sum(1 for case in prepared.plan.cases for _ in store.requests(case.id))
     try:
-        with store, RunProgress(prepared.requests, done, _stderr()) as progress:
-            _calibrate(prepared, store)
-            status = story.execute(prepared, store, progress)
-    except KeyboardInterrupt:
-        raise Interrupted(store.path) from None
-    typer.echo(str(store.path))
+        with (
+            cluster or nullcontext(),
+            store,
+            RunProgress(prepared.requests, done, _stderr()) as progress,
+        ):
+            if cluster is None:
+                _calibrate(prepared, store)
+                status = story.execute(prepared, store, progress)
+            else:
+                status = story.execute(prepared, store, progress, cluster.executor)
+    except (KeyboardInterrupt, Exception) as error:
+        if was_interrupted() or isinstance(error, KeyboardInterrupt):
+            raise Interrupted(store.path) from None
+        if isinstance(error, FailedFast):
+            typer.echo(str(store.path))
+        raise
+    with suppress(OSError):  # how it ended matters more than that somebody reads where it is
+        typer.echo(str(store.path))
     if status != "ok":
         raise EngineError(
             f"Some cases of {store.path} were not measured in full.",
@@ -313,8 +390,8 @@ def _load_config(name: str | None, overrides: list[str] | None) -> "tuple[Path, 
     return path, configs.load(path, overrides or ())
 
 
-def _print_plan(prepared: "Prepared") -> None:
-    """Every case, and the exact command line of every engine."""
+def _print_plan(prepared: "Prepared", cluster: "RayCluster | None" = None) -> None:
+    """Every case, and the exact command line of every engine; what a cluster's nodes are asked for."""
     from specbench.engines.launch import shell_line
 
     plan = prepared.plan
@@ -334,6 +411,13 @@ def _print_plan(prepared: "Prepared") -> None:
                 typer.echo(f"  {case.id}: {prompts} prompts")
     if chooses := [one.label for one in prepared.config.speculation if one.choose_k]:
         typer.echo(f"\nand then the best k of {' and '.join(chooses)}, beside the baseline")
+    if cluster is not None:
+        from specbench.executors.units import needs_of, units_of
+
+        typer.echo("")
+        for unit in units_of(plan):
+            places = ", ".join(str(place + 1) for place in unit.stages)
+            typer.echo(f"{unit}: stage {places} on one host, with {needs_of(prepared, unit)}")
 
 
 def _run_folder(given: Path, results: Path) -> Path:
@@ -345,9 +429,13 @@ def _run_folder(given: Path, results: Path) -> Path:
 
 
 @app.command(
-    epilog="Examples: specbench report · specbench report results/RUN --by category · "
-    "specbench report --format markdown · specbench report --format html -o report.html · "
-    "specbench report --watch"
+    epilog=_examples(
+        "specbench report",
+        "specbench report results/RUN --by category",
+        "specbench report --format markdown",
+        "specbench report --format html -o report.html",
+        "specbench report --watch",
+    )
 )
 def report(
     run_folder: Annotated[
@@ -465,9 +553,11 @@ def _check_html(by: str | None, output: Path | None) -> None:
 
 
 @app.command(
-    epilog="Examples: specbench compare results/MONDAY results/TUESDAY · "
-    "specbench compare baselines/nightly.json --fail-if 'speedup < -3%' --fail-if missing · "
-    "specbench compare BASE NEW --format github --junit compare.xml"
+    epilog=_examples(
+        "specbench compare results/MONDAY results/TUESDAY",
+        "specbench compare baselines/nightly.json --fail-if 'speedup < -3%' --fail-if missing",
+        "specbench compare BASE NEW --format github --junit compare.xml",
+    )
 )
 def compare(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="A run, or a pinned baseline.")],
@@ -568,13 +658,19 @@ def _tell_github(annotations: str, summary: str, output: Path | None) -> None:
 
 # --- baseline ------------------------------------------------------------------------------------
 
-baseline_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+baseline_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog=_examples("specbench baseline save results/RUN -o baselines/nightly.json"),
+)
 app.add_typer(baseline_app, name="baseline", help="Pin a run as a small file to compare with.")
 
 
 @baseline_app.command(
-    epilog="Examples: specbench baseline save results/RUN -o baselines/nightly.json · "
-    "specbench baseline save RUN -o baselines/nightly.json --replace"
+    epilog=_examples(
+        "specbench baseline save results/RUN -o baselines/nightly.json",
+        "specbench baseline save RUN -o baselines/nightly.json --replace",
+    )
 )
 def save(
     run_folder: Annotated[
@@ -615,8 +711,11 @@ def save(
 
 @app.command(
     "what-if",
-    epilog="Examples: specbench what-if --tau 2.5 · specbench what-if results/RUN --tau 2.5 --k 4 · "
-    "specbench what-if --tau 2.5 --k 4 --method eagle --measure",
+    epilog=_examples(
+        "specbench what-if --tau 2.5",
+        "specbench what-if results/RUN --tau 2.5 --k 4",
+        "specbench what-if --tau 2.5 --k 4 --method eagle --measure",
+    ),
 )
 def what_if(
     run_folder: Annotated[
@@ -721,8 +820,10 @@ def _baseline(store: "RunStore") -> str | None:
 
 
 @app.command(
-    epilog="Examples: specbench verify --config demo · "
-    "specbench verify --config demo --set sampling.temperature=1 --samples 400 --json"
+    epilog=_examples(
+        "specbench verify --config demo",
+        "specbench verify --config demo --set sampling.temperature=1 --samples 400 --json",
+    )
 )
 def verify(
     config: ConfigName = None,
@@ -785,8 +886,11 @@ def verify(
 
 
 @app.command(
-    epilog="Examples: specbench doctor · specbench doctor --json · "
-    "specbench doctor --fix-perf-analyzer"
+    epilog=_examples(
+        "specbench doctor",
+        "specbench doctor --json",
+        "specbench doctor --fix-perf-analyzer",
+    )
 )
 def doctor(
     fix_perf_analyzer: Annotated[
@@ -833,7 +937,10 @@ def doctor(
 
 
 @app.command(
-    epilog="Examples: specbench calibrate · specbench calibrate --concurrency 1,8 --gap-ms 2 --json"
+    epilog=_examples(
+        "specbench calibrate",
+        "specbench calibrate --concurrency 1,8 --gap-ms 2 --json",
+    )
 )
 def calibrate(
     concurrency: Annotated[str, typer.Option(help="Streams at once, e.g. 1,64.")] = "1,64",
@@ -880,7 +987,12 @@ triton_app = typer.Typer(
     cls=_WriteUnlessNamed,
     help="A Triton model repository: written from a config (specbench triton CONFIG -o DIR), or "
     "checked (specbench triton check DIR).",
+    epilog=_examples(
+        "specbench triton eagle_k5.yaml -o model_repository/",
+        "specbench triton check model_repository/",
+    ),
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(triton_app, name="triton")
 TritonVersion = Annotated[
@@ -893,9 +1005,11 @@ TritonVersion = Annotated[
 
 @triton_app.command(
     "write",
-    epilog="Examples: specbench triton eagle_k5.yaml -o model_repository/ · "
-    "specbench triton eagle_k5.yaml -o model_repository/ --triton 25.02 · "
-    "specbench triton demo -o model_repository/ --name vanilla=base --name eagle=fast",
+    epilog=_examples(
+        "specbench triton eagle_k5.yaml -o model_repository/",
+        "specbench triton eagle_k5.yaml -o model_repository/ --triton 25.02",
+        "specbench triton demo -o model_repository/ --name vanilla=base --name eagle=fast",
+    ),
 )
 def triton_write(
     config: Annotated[str, typer.Argument(help="A config file, or the name of one.")],
@@ -963,8 +1077,10 @@ def _pairs(flag: str, given: list[str] | None) -> dict[str, str]:
 
 @triton_app.command(
     "check",
-    epilog="Examples: specbench triton check model_repository/ · "
-    "specbench triton check model_repository/ --triton 25.02 --mount /hf-models=/data/models",
+    epilog=_examples(
+        "specbench triton check model_repository/",
+        "specbench triton check model_repository/ --triton 25.02 --mount /hf-models=/data/models",
+    ),
 )
 def triton_check(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A model repository.")],
@@ -1008,7 +1124,15 @@ def triton_check(
 
 # --- models --------------------------------------------------------------------------------------
 
-models_app = typer.Typer(help="Checkpoints made fit for an engine.", no_args_is_help=True)
+models_app = typer.Typer(
+    help="Checkpoints made fit for an engine.",
+    epilog=_examples(
+        "specbench models convert-eagle EAGLE-LLaMA3-Instruct-8B EAGLE-converted --target "
+        "Meta-Llama-3-8B-Instruct"
+    ),
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.add_typer(models_app, name="models")
 
 
@@ -1019,9 +1143,11 @@ def models_options() -> None:
 
 @models_app.command(
     "convert-eagle",
-    epilog="Examples: specbench models convert-eagle EAGLE-LLaMA3-Instruct-8B EAGLE-converted "
-    "--target Meta-Llama-3-8B-Instruct · "
-    "specbench models convert-eagle EAGLE-converted EAGLE-again --to current",
+    epilog=_examples(
+        "specbench models convert-eagle EAGLE-LLaMA3-Instruct-8B EAGLE-converted --target "
+        "Meta-Llama-3-8B-Instruct",
+        "specbench models convert-eagle EAGLE-converted EAGLE-again --to current",
+    ),
 )
 def convert_eagle(
     source: Annotated[Path, typer.Argument(metavar="IN", help="The head's folder.")],
@@ -1050,6 +1176,12 @@ def convert_eagle(
 
 runs_app = typer.Typer(
     help="Keep runs: list, show, delete, export as one .zip, import one.",
+    epilog=_examples(
+        "specbench runs list",
+        "specbench runs show RUN",
+        "specbench runs export RUN -o run.zip",
+        "specbench runs import run.zip",
+    ),
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -1061,7 +1193,11 @@ RunName = Annotated[
 
 
 @runs_app.command(
-    "list", epilog="Examples: specbench runs list · specbench runs list --json --results nightly"
+    "list",
+    epilog=_examples(
+        "specbench runs list",
+        "specbench runs list --json --results nightly",
+    ),
 )
 def runs_list(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -1082,7 +1218,11 @@ def runs_list(
 
 
 @runs_app.command(
-    "show", epilog="Examples: specbench runs show RUN · specbench runs show RUN --json"
+    "show",
+    epilog=_examples(
+        "specbench runs show RUN",
+        "specbench runs show RUN --json",
+    ),
 )
 def runs_show(
     run_name: RunName,
@@ -1102,7 +1242,11 @@ def runs_show(
 
 
 @runs_app.command(
-    "delete", epilog="Examples: specbench runs delete RUN · specbench runs delete RUN OTHER --yes"
+    "delete",
+    epilog=_examples(
+        "specbench runs delete RUN",
+        "specbench runs delete RUN OTHER --yes",
+    ),
 )
 def runs_delete(
     run_names: Annotated[
@@ -1127,7 +1271,12 @@ def runs_delete(
         typer.echo(f"deleted {folder}")
 
 
-@runs_app.command("export", epilog="Examples: specbench runs export RUN -o run.zip")
+@runs_app.command(
+    "export",
+    epilog=_examples(
+        "specbench runs export RUN -o run.zip",
+    ),
+)
 def runs_export(
     run_name: RunName,
     output: Annotated[Path, typer.Option("--output", "-o", help="The .zip to write.")],
@@ -1141,7 +1290,12 @@ def runs_export(
     typer.echo(f"{output}: {count} files, {keeping.size_text(output.stat().st_size)}")
 
 
-@runs_app.command("import", epilog="Examples: specbench runs import run.zip")
+@runs_app.command(
+    "import",
+    epilog=_examples(
+        "specbench runs import run.zip",
+    ),
+)
 def runs_import(
     file: Annotated[Path, typer.Argument(help="A .zip of `specbench runs export`.")],
     results: Results = Path("results"),
@@ -1165,9 +1319,11 @@ def _confirmed(question: str) -> bool:
 
 @app.command(
     "import",
-    epilog="Examples: specbench import bench.json · "
-    "specbench import eagle.jsonl --k 5 --method eagle --baseline vanilla.jsonl · "
-    "specbench import artifacts/profile_export.jsonl --name aiperf-night",
+    epilog=_examples(
+        "specbench import bench.json",
+        "specbench import eagle.jsonl --k 5 --method eagle --baseline vanilla.jsonl",
+        "specbench import artifacts/profile_export.jsonl --name aiperf-night",
+    ),
 )
 def import_results(
     file: Annotated[
@@ -1221,8 +1377,10 @@ def import_results(
 
 @app.command(
     "export",
-    epilog="Examples: specbench export RUN --to eagle --arm eagle-k5 -o answers.jsonl · "
-    "specbench export RUN --to aiperf --arm vanilla -o profile_export.jsonl",
+    epilog=_examples(
+        "specbench export RUN --to eagle --arm eagle-k5 -o answers.jsonl",
+        "specbench export RUN --to aiperf --arm vanilla -o profile_export.jsonl",
+    ),
 )
 def export_results(
     run_name: RunName,
@@ -1250,8 +1408,11 @@ def export_results(
 
 
 @app.command(
-    epilog="Examples: specbench init · specbench init --yes · "
-    "specbench init --model Qwen/Qwen3-8B --method eagle3 --prompts humaneval --yes -o q.yaml"
+    epilog=_examples(
+        "specbench init",
+        "specbench init --yes",
+        "specbench init --model Qwen/Qwen3-8B --method eagle3 --prompts humaneval --yes -o q.yaml",
+    )
 )
 def init(
     model: Annotated[str | None, typer.Option(help="The model that is served.")] = None,
@@ -1328,14 +1489,18 @@ def _is_plain() -> bool:
 def _stderr() -> Any:  # noqa: ANN401  (a rich Console; rich is not imported here)
     from rich.console import Console
 
-    return Console(stderr=True)
+    from specbench.render.progress import Lasting
+
+    lasting: Any = Lasting(sys.stderr)
+    return Console(file=lasting)
 
 
 def _say(text: str) -> None:
     """On standard error, where text of servers, logs and files cannot move the cursor."""
     from specbench.errors import without_controls
 
-    typer.echo(without_controls(text), err=True)
+    with suppress(OSError):  # a terminal that was closed, a pipe that nobody reads
+        typer.echo(without_controls(text), err=True)
 
 
 def _command() -> list[str]:
@@ -1344,33 +1509,37 @@ def _command() -> list[str]:
     return command_line()
 
 
-def _turn_signals_into_interrupts() -> None:
-    """TERM and HUP stop a run as Ctrl-C does: engines down, facts kept."""
-
-    def interrupt(number: int, _: object) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
-
-
 def main() -> NoReturn:
     """The console script."""
-    _turn_signals_into_interrupts()
+    raise_interrupts(within=_outcome.__code__)
+    try:
+        code = _outcome()
+    except KeyboardInterrupt:  # before its first line, or while it said how it ended
+        code = EXIT_INTERRUPTED
+    leave(code)
+
+
+def _outcome() -> int:
+    """Do what the command line says; the exit code."""
+    if was_interrupted():
+        return EXIT_INTERRUPTED
     try:
         app()
-        sys.exit(0)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except SpecbenchError as error:
         if os.environ.get("SPECBENCH_DEBUG"):
             raise
         if isinstance(error, EngineError) and error.tail:
             _say(error.tail)
         _say(f"specbench: {error}")
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        _say("specbench: interrupted")
-        sys.exit(EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED if was_interrupted() else error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except (KeyboardInterrupt, Exception) as error:
+        is_gone = isinstance(error, OSError) and terminal_is_gone()
+        if not (is_gone or was_interrupted() or isinstance(error, KeyboardInterrupt)):
+            raise
+        _say("specbench: interrupted")
+        return EXIT_INTERRUPTED
+    return 0

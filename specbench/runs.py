@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError, StoreError
+from specbench.failures import status_text
 from specbench.render.columns import printable
 from specbench.store import RUN_ID, RunStore
 
@@ -195,10 +196,11 @@ def _details(store: RunStore, folder: Path) -> dict[str, Any]:
 
 
 def _case(store: RunStore, id: str) -> dict[str, Any]:
-    done = store.case_status(id) or {"status": "unfinished", "problem": None}
+    done = store.case_status(id) or {"status": "unfinished", "problem": None, "failure": None}
     path = store.path / "cases" / id / "requests.jsonl"
     requests = _lines(path) if path.is_file() else 0
-    return {"id": id, "status": done["status"], "problem": done["problem"], "requests": requests}
+    said = {name: done[name] for name in ("status", "failure", "problem")}
+    return {"id": id, **said, "requests": requests}
 
 
 def details_lines(about: Mapping[str, Any]) -> list[str]:
@@ -223,7 +225,8 @@ def details_lines(about: Mapping[str, Any]) -> list[str]:
     lines = [f"{name:<10}{printable(str(value))}" for name, value in pairs if value]
     for case in about["cases"]:
         why = f": {case['problem'].splitlines()[0]}" if case["problem"] else ""
-        told = f"{case['id']}: {case['status']}, {case['requests']} requests{why}"
+        status = status_text(case["status"], case["failure"])
+        told = f"{case['id']}: {status}, {case['requests']} requests{why}"
         lines.append(f"{'case':<10}{printable(told)}")
     return lines
 

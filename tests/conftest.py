@@ -1,22 +1,30 @@
 """What several test files build: a request as it was measured, and a run folder."""
 
+import functools
 import hashlib
 import itertools
 import os
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specbench.interrupts import ENDING
 from specbench.records import EngineFacts, Prompt, RequestRecord, SpecRequest
 from specbench.store import RunStore
 
 # Tests run beside each other: what the sampler saw of that would flag their rows.
 os.environ.setdefault("SPECBENCH_TELEMETRY", "off")
 os.environ.setdefault("SPECBENCH_CALIBRATION", "off")  # a second for each run
+# Two workers on two cores: of more threads, those of OpenBLAS and OpenMP spin while they wait for each
+# other. Read when numpy and torch are imported, which nothing above does.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @pytest.fixture
@@ -46,6 +54,45 @@ def record() -> Callable[..., RequestRecord]:
     return build
 
 
+@pytest.fixture(autouse=True)
+def _signals_are_put_back() -> Iterator[None]:
+    """Commands that run in this process end as a process would: deaf to INT, TERM and HUP."""
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def fake_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter whose vLLM, said to be 0.32, is tests/fake_vllm.py: for `engine.python`."""
+    folder = tmp_path_factory.mktemp("engine")
+    package = folder / "site" / "vllm"
+    (package / "engine").mkdir(parents=True)
+    (package / "config").mkdir()
+    (package / "__init__.py").touch()
+    (package / "_version.py").write_text("__version__ = '0.32.0'\n", encoding="utf-8")
+    (package / "engine" / "arg_utils.py").write_text(
+        "class EngineArgs:\n    model: str\n    dtype: str\n    enable_prefix_caching: bool\n",
+        encoding="utf-8",
+    )
+    (package / "config" / "speculative.py").write_text(
+        "SpeculativeMethod = Literal['eagle', 'ngram']\n"
+        "class SpeculativeConfig:\n    method: str\n    prompt_lookup_max: int\n"
+        "    rejection_sample_method: str\n    synthetic_acceptance_length: float\n",
+        encoding="utf-8",
+    )
+    python = folder / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = -I ] && {{ shift; PYTHONPATH={folder}/site exec {sys.executable} -S "$@"; }}\n'
+        f'exec {sys.executable} {Path(__file__).with_name("fake_vllm.py")} "$@"\n',
+        encoding="utf-8",
+    )
+    python.chmod(0o755)
+    return python
+
+
 MADE_CONFIG: dict[str, Any] = {
     "model": "m",
     "speculation": [{"method": "eagle", "model": "head", "k": [1, 3]}],
@@ -57,68 +104,76 @@ MADE_CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture
-def made_run(tmp_path: Path) -> Callable[..., RunStore]:
+def made_run(run_in: Callable[..., RunStore], tmp_path: Path) -> Callable[..., RunStore]:
+    """`run_in`, with its results in the test's own folder."""
+    return functools.partial(run_in, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def run_in() -> Callable[..., RunStore]:
+    """`make_run`, for test files: they cannot import this one."""
+    return make_run
+
+
+def make_run(
+    results: Path,
+    prompts: Sequence[Prompt],
+    *,
+    say: Callable[[str, Prompt, int], str],
+    arms: Mapping[str, Sequence[int]] = {"eagle": (1, 3)},
+    concurrency: Sequence[int] = (1,),
+    max_tokens: int = 24,
+    **more: Any,  # noqa: ANN401  (what run.json is to say otherwise)
+) -> RunStore:
     """A finished run folder of made-up requests: vanilla, and a label at each of its k."""
-
-    def build(
-        prompts: Sequence[Prompt],
-        *,
-        say: Callable[[str, Prompt, int], str],
-        arms: Mapping[str, Sequence[int]] = {"eagle": (1, 3)},
-        concurrency: Sequence[int] = (1,),
-        max_tokens: int = 24,
-        **more: Any,  # noqa: ANN401  (what run.json is to say otherwise)
-    ) -> RunStore:
-        methods: dict[str, dict[str, Any]] = {
-            "vanilla": {"method": "vanilla", "k": 0, "label": "vanilla"}
+    methods: dict[str, dict[str, Any]] = {
+        "vanilla": {"method": "vanilla", "k": 0, "label": "vanilla"}
+    }
+    for label, ks in arms.items():
+        methods |= {f"{label}-k{k}": {"method": label, "k": k, "label": label} for k in ks}
+    cases: list[dict[str, Any]] = [
+        {
+            "id": f"{arm}.c{at}",
+            "arm": arm,
+            "prompt_set": "he",
+            "max_tokens": max_tokens,
+            "concurrency": at,
+            "repeat": 0,
+            "group": 0,
         }
-        for label, ks in arms.items():
-            methods |= {f"{label}-k{k}": {"method": label, "k": k, "label": label} for k in ks}
-        cases: list[dict[str, Any]] = [
-            {
-                "id": f"{arm}.c{at}",
-                "arm": arm,
-                "prompt_set": "he",
-                "max_tokens": max_tokens,
-                "concurrency": at,
-                "repeat": 0,
-                "group": 0,
-            }
-            for at in concurrency
-            for arm in methods
-        ]
-        about = {"sha256": "0" * 64, "prompts": len(prompts), "available": 164, "source": "made up"}
-        document: dict[str, Any] = {
-            "command": ["specbench", "run", "--config", "made.yaml"],
-            "config_path": "made.yaml",
-            "config": MADE_CONFIG,
-            "schedule": "interleaved",
-            "arms": list(methods),
-            "methods": methods,
-            "cases": cases,
-            "room": None,
-            "prompt_sets": {"he": about},
-            "machine": {"gpus": [], "cpu": "Some CPU", "cores": 2, "packages": {"torch": "2"}},
-            "vllm": "0.32.0",
-        }
-        store = RunStore.create(tmp_path, "made", document | more)
-        store.save_prompts("he", prompts)
-        for arm, method in methods.items():
-            store.save_engine(_engine(arm))
-            for case in (one for one in cases if one["arm"] == arm):
-                records = [
-                    _spoken(prompt, turn, say(arm, prompt, turn), method["k"], case)
-                    for prompt in prompts
-                    for turn in range(len(prompt.turns))
-                ]
-                store.finish_case(case["id"], "ok")
-                lines = "".join(f"{one.model_dump_json(exclude_none=True)}\n" for one in records)
-                path = store.path / "cases" / case["id"] / "requests.jsonl"
-                path.write_text(lines, encoding="utf-8")
-        store.finish("ok")
-        return store
-
-    return build
+        for at in concurrency
+        for arm in methods
+    ]
+    about = {"sha256": "0" * 64, "prompts": len(prompts), "available": 164, "source": "made up"}
+    document: dict[str, Any] = {
+        "command": ["specbench", "run", "--config", "made.yaml"],
+        "config_path": "made.yaml",
+        "config": MADE_CONFIG,
+        "schedule": "interleaved",
+        "arms": list(methods),
+        "methods": methods,
+        "cases": cases,
+        "room": None,
+        "prompt_sets": {"he": about},
+        "machine": {"gpus": [], "cpu": "Some CPU", "cores": 2, "packages": {"torch": "2"}},
+        "vllm": "0.32.0",
+    }
+    store = RunStore.create(results, "made", document | more)
+    store.save_prompts("he", prompts)
+    for arm, method in methods.items():
+        store.save_engine(_engine(arm))
+        for case in (one for one in cases if one["arm"] == arm):
+            records = [
+                _spoken(prompt, turn, say(arm, prompt, turn), method["k"], case)
+                for prompt in prompts
+                for turn in range(len(prompt.turns))
+            ]
+            store.finish_case(case["id"], "ok")
+            lines = "".join(f"{one.model_dump_json(exclude_none=True)}\n" for one in records)
+            path = store.path / "cases" / case["id"] / "requests.jsonl"
+            path.write_text(lines, encoding="utf-8")
+    store.finish("ok")
+    return store
 
 
 def _engine(arm: str) -> EngineFacts:

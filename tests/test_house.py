@@ -15,7 +15,7 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 # Lowest first. A module may import from rows above its own, and within its own package.
 LAYERS = [
-    {"errors", "records", "vllm_names", "environment"},
+    {"errors", "failures", "records", "vllm_names", "environment", "interrupts"},
     {"fetch", "config", "run_document"},
     {"prompts", "analysis"},
     {"engines", "load", "store", "machine", "sweep", "demo", "telemetry"},
@@ -23,7 +23,7 @@ LAYERS = [
     {"prepare", "render", "calibrate", "init", "doctor"},
     {"arms"},
     {"run", "whatif", "baseline", "interchange", "runs"},
-    {"verify", "archive"},
+    {"verify", "archive", "executors"},
     {"cli"},
     {"__main__"},
 ]

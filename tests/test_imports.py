@@ -191,6 +191,7 @@ def test_vllm_benchs_detailed_file_becomes_requests(tmp_path: Path) -> None:
     assert store.case_status(store.document["cases"][0]["id"]) == {
         "status": "partial",
         "problem": "1 of 3 requests failed",
+        "failure": None,
         "at": store.case_status(store.document["cases"][0]["id"])["at"],  # type: ignore[index]
     }
 
@@ -236,6 +237,26 @@ def test_a_genai_perf_export_needs_k_and_calls_prompts_by_their_text(
     (record,) = later.requests(later.document["cases"][0]["id"])
     assert record.turn == 1
     assert record.prompt_id in {r.prompt_id for r in one.requests(one.document["cases"][0]["id"])}
+
+
+def test_a_request_around_which_the_clock_was_set_back_fails_and_the_others_are_read(
+    tmp_path: Path, recorded: Path
+) -> None:
+    """perf_analyzer stamps with the time of day."""
+    export = json.loads((recorded / "profile_export.json").read_text(encoding="utf-8"))
+    first = export["experiments"][0]["requests"][0]
+    first["response_timestamps"] = [at - 3_600 * 10**9 for at in first["response_timestamps"]]
+    path = tmp_path / "stepped.json"
+    path.write_text(json.dumps(export), encoding="utf-8")
+    store = imported(path, tmp_path / "results", k=2)
+    records = list(store.requests(store.document["cases"][0]["id"]))
+    assert sorted(record.ok for record in records) == [False, True]
+    (failed,) = [record for record in records if not record.ok]
+    assert failed.error == "the wall clock was set back during this request"
+    (row,) = rows_of(store)
+    assert row.metrics.failed == 1
+    assert row.metrics.latency_ms is not None
+    assert 0 < row.metrics.latency_ms < 60_000
 
 
 def test_a_prompt_that_is_sent_again_is_another_pass(tmp_path: Path, recorded: Path) -> None:
@@ -590,7 +611,6 @@ def test_what_a_format_cannot_hold_is_said(tmp_path: Path, recorded: Path) -> No
 def run_cli(*args: str) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["specbench", *args])
-        patch.setattr(cli, "_turn_signals_into_interrupts", lambda: None)
         with pytest.raises(SystemExit) as end:
             cli.main()
     return int(end.value.code or 0)

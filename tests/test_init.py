@@ -18,7 +18,6 @@ def run_cli(*args: str, answers: str = "", cwd: Path) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["specbench", *args])
         patch.setattr(sys, "stdin", io.StringIO(answers))
-        patch.setattr(cli, "_turn_signals_into_interrupts", lambda: None)
         patch.chdir(cwd)
         with pytest.raises(SystemExit) as end:
             cli.main()

@@ -92,7 +92,7 @@ class Runner:
         here |= env or {}
         outcomes: dict[str, str] = {}
         for number, step in enumerate(job["steps"]):
-            title = step.get("name", step.get("uses", str(number)).partition("@")[0])
+            title = _title(step, number)
             outcome = "skipped"
             if title not in without and self.condition(
                 step.get("if"), failed="failure" in outcomes.values()
@@ -271,8 +271,9 @@ def test_nights_go_from_the_first_to_a_regression_and_back(runner: Runner, tmp_p
     """All of it in one test: a night takes seconds, and each builds on the one before."""
     first = night(runner, 1, tape(tmp_path, "monday", seed=1))
     assert set(first.values()) == {"success"}, runner.log
+    assert runner.ran == steps_of("measure")
     assert "There is no baselines/nightly.json yet" in runner.log
-    assert "There is no nightly/last-good.json yet" in runner.log
+    assert "There is no nightly/last-good.json yet: it is kept after each good night" in runner.log
     assert "no nvidia-smi here" in runner.log
     assert "pip install --quiet .[cuda]" in (tmp_path / "pip.log").read_text(encoding="utf-8")
     kept = tmp_path / "kept" / "nightly-gpu-1"
@@ -290,9 +291,15 @@ def test_nights_go_from_the_first_to_a_regression_and_back(runner: Runner, tmp_p
     runner.job("issue")
     assert gh(tmp_path) == ["issue list"]  # a good night and no open issue: nothing to do
 
-    # The night becomes the pinned baseline; the next is 10% slower where it speculates.
-    (runner.work / "baselines").mkdir()
-    shutil.copy(kept / "last-good.json", runner.work / "baselines" / "nightly.json")
+    # The night becomes the pinned baseline as its page says; the next is 10% slower where it speculates.
+    shutil.copy(kept / "run.tgz", runner.work)
+    advice = re.findall(r"^    (?:tar|specbench) .*$", page, re.MULTILINE)
+    assert len(advice) == 2
+    path = f"{tmp_path / 'temp' / 'venv' / 'bin'}:{os.environ['PATH']}"
+    for line in advice:
+        subprocess.run(line, shell=True, cwd=runner.work, env={"PATH": path}, check=True)
+    pinned = (runner.work / "baselines" / "nightly.json").read_bytes()
+    assert pinned == (kept / "last-good.json").read_bytes()
     shutil.rmtree(runner.work / "nightly")
     slow = night(runner, 2, tape(tmp_path, "tuesday", slower=1.1, seed=2), "Doctor", "Prompts")
     failed = {name for name, outcome in slow.items() if outcome == "failure"}
@@ -322,6 +329,7 @@ def test_nights_go_from_the_first_to_a_regression_and_back(runner: Runner, tmp_p
     runner.contexts["needs"]["measure"] = {"result": "success", "outputs": {"regression": ""}}
     runner.job("issue")
     assert gh(tmp_path) == ["issue list", "issue close 7"]
+    assert set(runner.ran) == {*steps_of("measure"), *steps_of("issue")}
 
 
 @pytest.mark.engine
@@ -372,11 +380,25 @@ def test_a_night_whose_engines_fail_is_no_regression_and_opens_no_issue(
 ) -> None:
     """The tape lacks everything: the run exits 3, the report still shows what there is."""
     empty = RunStore.create(tmp_path, "empty", {"cases": []}).path
-    outcomes = night(runner, 1, empty, "Doctor")
+    (runner.work / "datasets").mkdir()  # what the step Prompts would make
+    for name in PROMPTS:
+        source = runner.home / "sources" / f"{name}.jsonl"
+        shutil.copy(source, runner.work / "datasets")
+    outcomes = night(runner, 1, empty, "Doctor", "Prompts")
     assert outcomes["Run"] == "failure"
+    assert "were not measured in full" in runner.log
     assert outcomes["This was a good night"] == "skipped"
     assert outcomes["Upload"] == outcomes["Clean up"] == "success"
     assert not runner.condition(_job("issue")["if"], failed=False)
+
+
+def steps_of(job: str) -> list[str]:
+    """The titles of a job's steps, in order."""
+    return [_title(step, number) for number, step in enumerate(_job(job)["steps"])]
+
+
+def _title(step: Mapping[str, Any], number: int) -> str:
+    return str(step.get("name", step.get("uses", str(number)))).partition("@")[0]
 
 
 def _job(name: str) -> Any:  # noqa: ANN401

@@ -219,9 +219,26 @@ def test_a_row_without_figures_shows_none(form: str) -> None:
     assert not re.search(r"\bnan\b|\bNone\b|\b0\.0+\b(?!,)", text.split("temperature")[0])
 
 
-def test_notes_hold_one_line_of_a_failure() -> None:
-    assert not any("secret log tail" in line for line in table(FAILED))
+def test_notes_hold_one_line_of_a_failure_and_the_log_comes_once_below() -> None:
+    other = replace(FAILED, prompt_set="other")
+    lines = table(FAILED, other)
+    said = [i for i, line in enumerate(lines) if "The engine exited with 1." in line]
+    (log,) = [i for i, line in enumerate(lines) if "secret log tail" in line]
+    assert len(said) == 2
+    assert log > max(said)
+    assert "the end of the log" in lines[log - 1]
     assert "secret log tail" not in as_markdown(RUN, Findings([FAILED]))
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "table"])
+def test_the_name_of_a_failure_is_in_every_format(form: str) -> None:
+    rows = [VANILLA, replace(FAILED, status="failed", failure="out_of_memory")]
+    text = "\n".join(table(*rows)) if form == "table" else FORMATS[form](RUN, Findings(rows))
+    assert ("out_of_memory" if form in ("csv", "json") else "failed: out of memory") in text
+
+
+def test_there_is_no_column_of_statuses_where_all_are_well_or_under_way() -> None:
+    assert "status" not in table(VANILLA, replace(EAGLE, status="unfinished"))[0]
 
 
 def test_a_report_without_rows_is_still_a_report() -> None:

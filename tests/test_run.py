@@ -184,6 +184,7 @@ def test_precision_without_a_baseline_is_not_called_measured(tape: Path) -> None
     assert done is not None
     assert done["status"] == "partial"
     assert "no precision without the baseline" in done["problem"]
+    assert done["failure"] == "no_baseline"
 
 
 def test_auto_chooses_nothing_while_something_is_missing_and_chooses_on_resume(tape: Path) -> None:

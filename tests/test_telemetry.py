@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -534,7 +535,8 @@ def test_energies_of_parts_add_up_to_that_of_the_whole(cuts: list[float]) -> Non
 def spans_of(*spans: tuple[float, float]) -> Any:  # noqa: ANN401  (Spans)
     from specbench.analysis.spans import Spans
 
-    return Spans((round(a * S), round(b * S)) for a, b in spans)
+    starts, ends = (np.array([round(one[at] * S) for one in spans], np.int64) for at in (0, 1))
+    return Spans(starts, ends)
 
 
 SAWTOOTH = on_gpu(lambda s: 100 + 50 * (s % 3), 8)

@@ -324,26 +324,9 @@ def leftovers(folder: Path) -> list[str]:
     return found
 
 
-def test_an_interrupt_stops_the_engines(place: Path) -> None:
-    package = place / "site" / "vllm"
-    for folder in ("engine", "config"):
-        (package / folder).mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "_version.py").write_text("__version__ = '0.32.0'\n", encoding="utf-8")
-    args = "class EngineArgs:\n    dtype: str\n"
-    (package / "engine" / "arg_utils.py").write_text(args, encoding="utf-8")
-    methods = "SpeculativeMethod = Literal['eagle']\nclass SpeculativeConfig:\n    method: str\n"
-    (package / "config" / "speculative.py").write_text(methods, encoding="utf-8")
-    python = place / "python"
-    python.write_text(
-        "#!/bin/sh\n"
-        f'[ "$1" = -I ] && {{ shift; PYTHONPATH={place}/site exec {sys.executable} -S "$@"; }}\n'
-        f'exec {sys.executable} {FAKE} "$@"\n',
-        encoding="utf-8",
-    )
-    python.chmod(0o755)
+def test_an_interrupt_stops_the_engines(place: Path, fake_python: Path) -> None:
     command = [sys.executable, "-m", "specbench", "verify", "--config", "c.yaml", *WARM]
-    command += ["--set", "load={stall_s: 60}", "--set", f"engine.python={python}"]
+    command += ["--set", "load={stall_s: 60}", "--set", f"engine.python={fake_python}"]
     command += ["--set", "engine.env.FAKE_MODE=stalls"]
     with (place / "err").open("wb") as err:
         process = subprocess.Popen(command, cwd=place, stderr=err, stdout=err)

@@ -5,8 +5,20 @@ set -euo pipefail
 base=$1 name=$2
 
 if [ ! -f "$base" ]; then
-  echo "There is no $base yet, so nothing is compared with it."
-  echo "A night that you trust becomes one: specbench baseline save RUN -o $base"
+  if [ "$name" = pinned ]; then
+    cat <<EOF | tee -a "${GITHUB_STEP_SUMMARY:-/dev/null}"
+
+There is no $base yet, so nothing is compared with it. If you trust this night, pin it: in a checkout,
+with the run.tgz of this night's artifact beside it,
+
+    tar -xzf run.tgz
+    specbench baseline save "./$RUN_ID" -o $base
+
+and commit $base.
+EOF
+  else
+    echo "There is no $base yet: it is kept after each good night, the first time after this one."
+  fi
   exit 0
 fi
 mkdir -p nightly

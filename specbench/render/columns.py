@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specbench.analysis.rows import Row
+from specbench.failures import status_text
 
 Value = str | int | float | None
 MISSING = "–"
@@ -119,6 +120,12 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column("max_tokens", "max", "max_tokens of each request", lambda r: r.max_tokens),
         Column("concurrency", "conc", "requests in flight", lambda r: r.concurrency),
         Column("rate", "req/s", "requests due per second (Poisson arrivals)", lambda r: r.rate, 2),
+        Column(
+            "status",
+            "status",
+            "whether all of it was measured, else why not",
+            lambda r: status_text(r.status, r.failure),
+        ),
         Column("requests", "reqs", "requests measured", lambda r: known(r, r.metrics.requests)),
         Column("failed", "failed", "requests that failed", lambda r: r.metrics.failed),
         Column(
@@ -202,6 +209,8 @@ def columns(rows: Sequence[Row]) -> list[Column]:
             keep = any(row.arm not in (row.method, f"{row.method}-k{row.k}") for row in rows)
         elif column.key == "failed":
             keep = values != {0}
+        elif column.key == "status":
+            keep = not values <= {"ok", "unfinished"}
         elif column.key in varied:
             keep = len(values) > 1
         else:

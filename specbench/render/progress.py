@@ -1,8 +1,9 @@
 """How far a run is, on standard error: a live line on a terminal, plain lines elsewhere."""
 
 import time
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,6 +13,27 @@ from specbench.render.columns import printable
 from specbench.sweep import Case
 
 PLAIN_EVERY_S = 10.0
+
+
+class Lasting:
+    """A text stream that swallows what cannot be written: a run outlives the terminal it is shown on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream's; the whole length also where nobody reads it."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """As the stream's."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the stream has)
+        return getattr(self._stream, name)
 
 
 class RunProgress:

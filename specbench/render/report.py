@@ -52,6 +52,7 @@ EXPENDABLE = (
 )
 
 
+LOG_LINES = 12  # of a log's end, below the table and on the page
 SHORT_DOUBT = " n.d.s."  # for DOUBT, where the table is too wide even without them
 
 
@@ -166,6 +167,23 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return [printable(line) for line in lines]
 
 
+def log_ends(rows: Sequence[Row]) -> list[str]:
+    """The last lines of the logs of engines that failed: each once, under the first row it is of."""
+    lines, seen = [], set()
+    for row in rows:
+        log = log_end(row.problem)
+        if log and log not in seen:
+            lines += [f"the end of the log of {row.arm}:", *(f"  {line}" for line in log)]
+            seen.add(log)
+    return [printable(line.expandtabs()) for line in lines]
+
+
+def log_end(problem: str | None) -> tuple[str, ...]:
+    """What of a case's *problem* is a log: all but its first line."""
+    lines = (problem or "").splitlines()[1:]
+    return tuple(line for line in lines if line.strip())[-LOG_LINES:]
+
+
 def as_markdown(run: Mapping[str, Any], findings: Findings) -> str:
     """A table that pastes into a pull request."""
     rows = findings.rows
@@ -204,6 +222,7 @@ def as_csv(run: Mapping[str, Any], findings: Findings) -> str:
     for record in records:
         record["flags"] = "; ".join(flag["finding"] for flag in record["flags"])
         record["output_differences"] = len(record["output_differences"])
+        record["hosts"] = "; ".join(record["hosts"])
         theirs = [f"{one['figure']}={one['theirs']:g}" for one in record["tool_figures"]]
         record["tool_figures"] = "; ".join(theirs)
     out = io.StringIO()
@@ -255,6 +274,9 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
         "concurrency": row.concurrency,
         "repeats": row.repeats,
         "cycles": row.cycles,
+        "status": row.status,
+        "failure": row.failure,
+        "hosts": list(row.hosts),
         "requests": known(row, metrics.requests),
         "failed": metrics.failed,
         "prompts": known(row, metrics.prompts),
@@ -341,7 +363,8 @@ def as_table(
     if tail.tell():
         tail.write("\n")
     said = _said(run, findings)
-    for line in [*findings.headlines, *said, *footer(run, shown), *notes(rows)]:
+    below = [*findings.headlines, *said, *footer(run, shown), *notes(rows), *log_ends(rows)]
+    for line in below:
         wrapped.print(Text(line))
     return text + "\n" + tail.getvalue()
 

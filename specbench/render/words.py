@@ -141,8 +141,8 @@ def _source_lines(rows: Iterable[Row]) -> Iterator[str]:
 def _difference_lines(rows: Iterable[Row]) -> Iterator[str]:
     """Where outputs part from the baseline's, and what is said there the first time."""
     for row in rows:
-        if row.parity and row.parity.differences:
-            first = min(row.parity.differences, key=lambda one: one.position)
+        first = row.parity.earliest if row.parity else None
+        if row.parity and first:
             example = first.told("the baseline", row.arm)
             yield f"{row.arm} on {row.prompt_set}: {row.parity.told()} (e.g. {example})"
 

@@ -82,8 +82,14 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     pages: list[Opened] = []
 
     def build(
-        store: RunStore, *, width: int = 1280, dark: bool = False, scripts: bool = True
+        store: RunStore,
+        *,
+        width: int = 1280,
+        dark: bool = False,
+        scripts: bool = True,
+        before: str = "",
     ) -> Opened:
+        """*before* is a script that is run before the page's own."""
         path = tmp_path / "report.html"
         if not path.exists():
             path.write_text(html_of(store), encoding="utf-8")
@@ -92,6 +98,8 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
             color_scheme="dark" if dark else "light",
             java_script_enabled=scripts,
         )
+        if before:
+            page.add_init_script(before)
         one = Opened(page, path)
         page.on("console", lambda said: one.wrong.append(said.text) if _bad(said.type) else None)
         page.on("pageerror", lambda error: one.wrong.append(str(error)))
@@ -348,6 +356,89 @@ def test_without_scripts_the_answer_and_all_figures_are_there_in_words(
     assert "x as fast" in one.page.inner_text("h1")
     assert "need JavaScript" in one.page.inner_text("noscript")
     assert one.page.locator("#speedup table").count() == 2
+    assert one.page.locator("#speedup .still:visible path").count() == 4 + 2  # markers, and keys
+
+
+# --- the first plot, before Plotly ---
+
+EACH_FRAME = """
+window.frames_seen = [];
+const look = () => {
+  const plot = document.querySelector("#speedup .plot");
+  if (plot?.children.length || window.frames_seen.length) {
+    window.frames_seen.push({
+      still: Boolean(plot.querySelector(".still path")),
+      drawn: Boolean(plot.querySelector(".main-svg")),
+      plotly: Boolean(window.Plotly),
+    });
+  }
+  requestAnimationFrame(look);
+};
+requestAnimationFrame(look);
+"""
+
+
+def test_the_first_plot_is_there_before_plotly_and_is_never_gone(
+    made_run: Made, opened: Open
+) -> None:
+    """In each frame there is one plot: the still one until Plotly's takes its place."""
+    one = opened(run_of_all_kinds(made_run), before=EACH_FRAME)
+    one.wait("document.querySelector('#speedup .plot').dataset.drawn")
+    one.page.wait_for_timeout(100)
+    frames = one.page.evaluate("window.frames_seen")
+    assert frames[0] == {"still": True, "drawn": False, "plotly": False}
+    assert frames[-1] == {"still": False, "drawn": True, "plotly": True}
+    assert all(frame["still"] != frame["drawn"] for frame in frames)
+
+
+WITHOUT_PLOTLY = "Object.defineProperty(window, 'Plotly', { get: () => undefined, set: () => {} });"
+
+
+def test_where_plotly_cannot_run_the_first_plot_stays(made_run: Made, opened: Open) -> None:
+    one = opened(run_of_all_kinds(made_run), before=WITHOUT_PLOTLY)
+    one.page.evaluate("document.querySelector('#acceptance').scrollIntoView()")
+    sorry = "document.querySelector('#acceptance .plot').textContent"
+    one.wait(f"{sorry}.includes('could not be drawn')")
+    assert one.page.locator("#speedup .still:visible").count() == 1
+    assert "could not" not in one.page.inner_text("#speedup")
+    assert one.wrong
+    assert all("reading 'react'" in said for said in one.wrong)
+    one.wrong.clear()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)], ids=["phone", "desk"])
+def test_the_still_plot_stands_where_plotlys_will(
+    made_run: Made, opened: Open, width: int, dark: bool
+) -> None:
+    """Each marker within 12 px, in the same colour, and nothing beyond the plot's box."""
+    store = run_of_all_kinds(made_run)
+    spots = """all => all.map(path => {
+        const [box, plot] = [path, path.closest(".plot")].map(e => e.getBoundingClientRect());
+        const [x, y] = [box.x + box.width / 2 - plot.x, box.y + box.height / 2 - plot.y];
+        return [x, y, getComputedStyle(path).fill];
+    })"""
+    still = opened(store, width=width, dark=dark, before=WITHOUT_PLOTLY)
+    first = '[data-figure="speedup-0"]'
+    before = still.page.eval_on_selector_all(f"{first} .still > svg > svg > path", spots)
+    box = still.page.locator(first).bounding_box()
+    assert box is not None
+    for part in still.page.locator(f"{first} .still *").all():
+        inside = part.bounding_box()
+        assert inside is not None
+        assert inside["x"] >= box["x"] - 1
+        assert inside["x"] + inside["width"] <= box["x"] + box["width"] + 1
+        assert inside["y"] + inside["height"] <= box["y"] + box["height"] + 1
+    still.page.wait_for_timeout(300)
+    still.wrong.clear()
+    drawn = opened(store, width=width, dark=dark)
+    drawn.page.evaluate("document.querySelector('#speedup').scrollIntoView()")
+    drawn.wait(f"document.querySelector('{first}').dataset.drawn")
+    after = drawn.page.eval_on_selector_all(f"{first} .scatterlayer .point", spots)
+    assert len(before) == len(after) == 4
+    for (x1, y1, one), (x2, y2, other) in zip(before, after, strict=True):
+        assert abs(x1 - x2) < 12
+        assert abs(y1 - y2) < 12
+        assert one == other
 
 
 # --- at once -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
     document    the page put together             summary     the answer, flags and table
     sections    the figures in order              figures     what a figure is made of
     speedups, acceptance, step_time, parts, requests, concurrency   the figures
+    still       the first figure without a script
     prompts, steps  outputs side by side          provenance  how the run came to be
     published   what others measured              page.*      what the browser gets
 

@@ -33,6 +33,7 @@ from specbench.render.html.prompts import (
 from specbench.render.html.provenance import provenance
 from specbench.render.html.published import beside
 from specbench.render.html.sections import Section, sections_of
+from specbench.render.html.still import AT_ONCE, still
 from specbench.render.report import Findings, footer
 from specbench.render.words import beside_lines, explanations, precision_lines
 from specbench.store import RunStore
@@ -49,7 +50,7 @@ def page(store: RunStore, cases: Iterable[MeasuredCase], findings: Findings) -> 
     """The whole page. *findings* are those of the whole run, not of its parts."""
     scenes = _scenes(store, list(cases), findings)
     budget = Budget()
-    libraries = [library(scene, budget) for scene in scenes]
+    libraries = [library(scene, budget, _json) for scene in scenes]
     indexes = [index for index, _ in libraries]
     figures: dict[str, Any] = {}
     sections = [_section(about, scenes, figures) for about in sections_of(findings.rows)]
@@ -94,7 +95,7 @@ def page(store: RunStore, cases: Iterable[MeasuredCase], findings: Findings) -> 
         figures=_json(figures),
         indexes=_json(indexes),
         blocks=[
-            (f"texts-{i}-{j}", _json(block))
+            (f"texts-{i}-{j}", block)
             for i, (_, blocks) in enumerate(libraries)
             for j, block in enumerate(blocks)
         ],
@@ -153,7 +154,8 @@ def _section(section: Section, scenes: Sequence[Scene], figures: dict[str, Any])
                 "layout": figure.layout,
                 "height": figure.height,
             }
-            shown.append(asdict(figure) | {"id": name})
+            at_once = still(figure) if figure.key == AT_ONCE else ""
+            shown.append(asdict(figure) | {"id": name, "still": at_once})
         absent = [one.why for one in made if isinstance(one, Absent)]
         of_scenes.append({"figures": shown, "absent": absent})
     words = {name: getattr(section, name) for name in ("key", "short", "title", "reading")}
@@ -184,6 +186,7 @@ def _file(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
+@functools.cache
 def _plotly() -> str:
     """Plotly's script, as a browser reads it out of the page (for its hash)."""
     from plotly.offline import get_plotlyjs
@@ -195,14 +198,17 @@ def _plotly() -> str:
 
 def _policy(scripts: Sequence[str]) -> str:
     """The content security policy: these scripts run, no other does, and nothing is fetched."""
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-        for script in scripts
-    )
+    hashes = " ".join(map(_hash, scripts))
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
+
+
+@functools.cache
+def _hash(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
 
 
 def _json(value: Mapping[str, Any] | Sequence[Any]) -> Markup:

@@ -82,12 +82,16 @@
     };
     const style = getComputedStyle(root);
     drawn.add(plot);
-    return plotly().react(plot, coloured(figure.data, style), coloured(layout, style), {
+    const drawing = plotly().react(plot, coloured(figure.data, style), coloured(layout, style), {
       displayModeBar: false, responsive: true,
-    }).then(() => { plot.dataset.drawn = root.dataset.theme; });
+    });
+    plot.querySelector(".still")?.remove(); // what stood there until now; it goes in the same frame
+    return drawing.then(() => { plot.dataset.drawn = root.dataset.theme; });
   };
   const tryToDraw = (plot) => Promise.resolve().then(() => draw(plot)).catch((problem) => {
-    plot.textContent = "This plot could not be drawn here; its figures are in the table below.";
+    if (!plot.querySelector(".still")) {
+      plot.textContent = "This plot could not be drawn here; its figures are in the table below.";
+    }
     console.error(problem);
   });
   const near = new IntersectionObserver((entries) => {

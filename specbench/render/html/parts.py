@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from specbench.analysis.cases import Joined
 from specbench.analysis.rows import Row
 from specbench.analysis.rows import rows as make_rows
 from specbench.analysis.slices import By
@@ -39,9 +40,7 @@ PARTS: dict[By, str] = {
 
 def by_part(scene: Scene, by: By) -> Figure | Absent:
     """Bars of the speed-up in each part of the requests, of each method's fastest k."""
-    records = [
-        record for cases in scene.cases.values() for case in cases for record in case.records
-    ]
+    records = Joined([case.records for cases in scene.cases.values() for case in cases])
     if len(parts_of(by, records)) < 2:
         return Absent(by, f"All requests are of one {PARTS[by]}.")
     chosen, parts = _split(scene, by)

@@ -5,12 +5,17 @@ markup. Lengths of pieces count UTF-16 units, as the script's strings do.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
+from markupsafe import Markup
+
 from specbench.analysis.metrics import latency_ms, ttft_ms
-from specbench.analysis.parity import compare
+from specbench.analysis.outlines import Request, identity
+from specbench.analysis.parity import compare, is_same
 from specbench.analysis.rows import Row
 from specbench.analysis.speedup import Key
 from specbench.records import Prompt, RequestRecord
@@ -23,6 +28,7 @@ MOST_REQUESTS = 10_000  # whose texts a page holds, so that it opens within a se
 MOST_CHARACTERS = 20_000_000
 BLOCK = 40  # prompts whose texts are read together when one of them is opened
 Pool = dict[str, int]
+Json = Callable[[Sequence[Any]], Markup]
 
 
 @dataclass
@@ -43,123 +49,122 @@ class Budget:
         return True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Shown:
     """One arm's answer to a prompt, beside the baseline's: the first that differs, if any does."""
 
     key: Key
-    base: RequestRecord | None
-    own: RequestRecord | None
+    base: Request | None
+    own: Request | None
     compared: int
     identical: int
-    position: int | None
+
+    @property
+    def position(self) -> int | None:
+        """Where the two part; None where nothing differs."""
+        if self.identical == self.compared or self.base is None or self.own is None:
+            return None
+        found = compare({self.key: self.base}, {self.key: self.own})
+        return found.first_differences[0] if found else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
-    """One turn of one prompt, and what each arm made of it."""
+    """One turn of one prompt, by its place among the prompts, and what each arm made of it."""
 
-    prompt: Prompt | None
+    prompt: int | None
     prompt_id: str
     turn: int
-    category: str | None
-    shown: Mapping[int, _Shown] = field(default_factory=dict)
+    shown: tuple[_Shown | None, ...]
 
     @property
     def differs(self) -> bool:
         """Whether any arm said something else than the baseline."""
-        return any(one.position is not None for one in self.shown.values())
+        return any(one.identical < one.compared for one in self.shown if one)
 
     @property
-    def answers(self) -> list[RequestRecord]:
+    def answers(self) -> list[Request]:
         """All that it shows."""
-        both = [one for shown in self.shown.values() for one in (shown.base, shown.own)]
-        return list({id(one): one for one in both if one is not None}.values())
+        both = [one for shown in self.shown if shown for one in (shown.base, shown.own)]
+        return list({identity(one): one for one in both if one is not None}.values())
 
 
-def library(scene: Scene, budget: Budget) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+def library(scene: Scene, budget: Budget, as_json: Json) -> tuple[dict[str, Any], list[Markup]]:
     """The index of a condition's prompts, and their texts in blocks, as far as *budget* goes."""
     arms = scene.others or list(scene.rows)
-    entries = _entries(scene, arms)
-    kept = {
-        id(entry)
-        for entry in sorted(entries, key=lambda entry: not entry.differs)
-        if budget.takes(len(entry.answers), _characters(entry))
-    }
-    entries = [entry for entry in entries if id(entry) in kept]
+    prompts = next(case.prompts for cases in scene.cases.values() for case in cases)
+    entries = _kept(_entries(scene, arms, prompts), prompts, budget)
+    asked = [None if entry.prompt is None else prompts[entry.prompt] for entry in entries]
     speedups = [{} if arm.is_baseline else prompt_speedups(*paired(scene, arm.arm)) for arm in arms]
     baseline = scene.baseline
     best = [row.arm for row in scene.fastest()]
+    category = [None if prompt is None else prompt.category for prompt in asked]
+    blocks, has_pieces = [], False
+    for first in range(0, len(entries), BLOCK):
+        block = list(map(_texts, entries[first : first + BLOCK], asked[first : first + BLOCK]))
+        has_pieces |= any("l" in answer for texts in block for answer in _told(texts))
+        blocks.append(as_json(block))
     index = {
         "arms": [arm_name(arm) for arm in arms],
         "baseline": printable(baseline.arm) if baseline else None,
         "first": next((i for i, arm in enumerate(arms) if arm.arm in best[:1]), 0),
-        "pieces": any(_pieces(one) for entry in entries for one in entry.answers),
+        "pieces": has_pieces,
         "prompts": [
             [
                 printable(entry.prompt_id),
                 entry.turn,
-                None if entry.category is None else printable(entry.category),
+                None if of is None else printable(of),
                 [_rounded(found.get(entry.prompt_id)) for found in speedups],
-                [_parity(entry.shown.get(i)) for i in range(len(arms))],
+                list(map(_parity, entry.shown)),
             ]
-            for entry in entries
+            for entry, of in zip(entries, category, strict=True)
         ],
     }
-    texts = [_texts(entry) for entry in entries]
-    return index, [texts[i : i + BLOCK] for i in range(0, len(texts), BLOCK)]
+    return index, blocks
 
 
-def _entries(scene: Scene, arms: Sequence[Row]) -> list[_Entry]:
-    prompts = {
-        prompt.id: prompt
-        for cases in scene.cases.values()
-        for case in cases[:1]
-        for prompt in case.prompts
-    }
-    found: dict[tuple[str, int], _Entry] = {
-        (prompt.id, turn): _Entry(prompt, prompt.id, turn, prompt.category, {})
-        for prompt in prompts.values()
+def _kept(entries: Sequence[_Entry], prompts: Sequence[Prompt], budget: Budget) -> list[_Entry]:
+    """What goes into the page, in the order of *entries*: those that differ go in first."""
+    asked = array("q", (sum(map(len, prompt.turns)) for prompt in prompts))
+    kept = bytearray(len(entries))
+    for differs in (True, False):
+        for place, entry in enumerate(entries):
+            if entry.differs == differs:
+                answers = entry.answers
+                texts = {(one.text_hash, one.text_length) for one in answers}
+                characters = 0 if entry.prompt is None else asked[entry.prompt]
+                characters += sum(length for _, length in texts)
+                kept[place] = budget.takes(len(answers), characters)
+    return [entry for entry, is_kept in zip(entries, kept, strict=True) if is_kept]
+
+
+def _entries(scene: Scene, arms: Sequence[Row], prompts: Sequence[Prompt]) -> list[_Entry]:
+    places = {
+        (prompt.id, turn): place
+        for place, prompt in enumerate(prompts)
         for turn in range(len(prompt.turns))
     }
+    shown: dict[tuple[str, int], list[_Shown | None]] = {at: [] for at in places}
     for place, arm in enumerate(arms):
         base, own = ({}, paired(scene, arm.arm)[1]) if arm.is_baseline else paired(scene, arm.arm)
-        keys: dict[tuple[str, int], list[Key]] = {}
-        for key in sorted(base.keys() | own.keys()):
-            keys.setdefault((key.prompt_id, key.turn), []).append(key)
-        for at, of_prompt in keys.items():
-            entry = found.get(at) or _Entry(None, *at, None, {})
-            found[at] = entry
-            shown = _shown(of_prompt, base, own)
-            found[at] = _Entry(
-                entry.prompt,
-                *at,
-                entry.category,
-                {**entry.shown, place: shown},
-            )
-    return [entry for entry in found.values() if entry.shown]
+        in_order = sorted(base.keys() | own.keys())
+        for at, of_prompt in groupby(in_order, lambda key: (key.prompt_id, key.turn)):
+            of_arms = shown.setdefault(at, [])
+            of_arms += [None] * (place - len(of_arms))
+            of_arms.append(_shown(list(of_prompt), base, own))
+    return [
+        _Entry(places.get(at), *at, (*of_arms, *[None] * (len(arms) - len(of_arms))))
+        for at, of_arms in shown.items()
+        if of_arms
+    ]
 
 
-def _shown(
-    keys: Sequence[Key], base: Mapping[Key, RequestRecord], own: Mapping[Key, RequestRecord]
-) -> _Shown:
-    compared = identical = 0
-    different: tuple[Key, int] | None = None
-    for key in keys:
-        if key not in base or key not in own:
-            continue
-        found = compare({key: base[key]}, {key: own[key]})
-        if found is None:
-            continue
-        compared += 1
-        identical += found.identical
-        if found.differences and different is None:
-            different = key, found.differences[0].position
-    both = (key for key in keys if key in base and key in own)
-    key = different[0] if different else next(both, keys[0])
-    return _Shown(
-        key, base.get(key), own.get(key), compared, identical, different[1] if different else None
-    )
+def _shown(keys: Sequence[Key], base: Mapping[Key, Request], own: Mapping[Key, Request]) -> _Shown:
+    both = [key for key in keys if key in base and key in own]
+    told = [(key, same) for key in both if (same := is_same(base[key], own[key])) is not None]
+    different = [key for key, same in told if not same]
+    key = next(iter(different or both or keys))
+    return _Shown(key, base.get(key), own.get(key), len(told), len(told) - len(different))
 
 
 def _parity(shown: _Shown | None) -> list[int | None] | None:
@@ -169,28 +174,30 @@ def _parity(shown: _Shown | None) -> list[int | None] | None:
     return [shown.compared, shown.identical, shown.position]
 
 
-def _characters(entry: _Entry) -> int:
-    asked = sum(map(len, entry.prompt.turns)) if entry.prompt else 0
-    return asked + sum(len(text) for text in {one.text for one in entry.answers})
-
-
-def _texts(entry: _Entry) -> dict[str, Any]:
+def _texts(entry: _Entry, prompt: Prompt | None) -> dict[str, Any]:
     pool: Pool = {}
-    bases: dict[int, int] = {}
+    bases: dict[tuple[int, int], int] = {}
     base_answers: list[dict[str, Any]] = []
     answers = {}
-    for place, shown in entry.shown.items():
-        answer: dict[str, Any] = _answer(shown.own, pool) if shown.own else {}
+    for place, shown in enumerate(entry.shown):
+        if shown is None:
+            continue
+        answer: dict[str, Any] = _answer(shown.own.whole(), pool) if shown.own else {}
         if shown.base is not None:
-            if id(shown.base) not in bases:
-                bases[id(shown.base)] = len(base_answers)
-                base_answers.append(_answer(shown.base, pool))
-            answer["b"] = bases[id(shown.base)]
+            if identity(shown.base) not in bases:
+                bases[identity(shown.base)] = len(base_answers)
+                base_answers.append(_answer(shown.base.whole(), pool))
+            answer["b"] = bases[identity(shown.base)]
         if shown.key.repeat or shown.key.cycle:
             answer["w"] = [shown.key.repeat, shown.key.cycle]
         answers[place] = answer
-    asked = entry.prompt.turns[: entry.turn + 1] if entry.prompt else ()
+    asked = prompt.turns[: entry.turn + 1] if prompt else ()
     return {"q": list(asked), "T": list(pool), "A": answers, "B": base_answers}
+
+
+def _told(texts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All answers of a prompt."""
+    return [*texts["A"].values(), *texts["B"]]
 
 
 def _answer(record: RequestRecord, pool: Pool) -> dict[str, Any]:

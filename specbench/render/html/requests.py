@@ -1,14 +1,15 @@
 """What differs from prompt to prompt and from request to request."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from specbench.analysis.cases import MeasuredCase, Requests
+from specbench.analysis.hosts import hosts_of, on_one_host
 from specbench.analysis.metrics import held_up, latency_ms, tpot_ms, ttft_ms
-from specbench.analysis.speedup import pairs_of
-from specbench.records import RequestRecord
+from specbench.analysis.outlines import Request
+from specbench.analysis.speedup import Key, pairs_of
 from specbench.render.columns import printable
 from specbench.render.html.figures import (
     DASHES,
@@ -96,22 +97,28 @@ def by_prompt(scene: Scene) -> Figure | Absent:
     )
 
 
-def paired(scene: Scene, arm: str) -> tuple[Requests, Requests]:
-    """The requests of the baseline that stood beside *arm*, and those of *arm*."""
+def paired(scene: Scene, arm: str) -> tuple[Mapping[Key, Request], Requests]:
+    """The requests of the baseline that stood beside *arm* (on its host), and those of *arm*."""
     own = scene.cases[arm]
     groups = {case.group for case in own}
     baseline = scene.baseline
     beside = [
         case for case in (scene.cases[baseline.arm] if baseline else ()) if case.group in groups
     ]
-    return _together(beside), _together(own)
+    theirs, ours = _together(beside), _together(own)
+    hosts = hosts_of(beside[0].engines) if beside else {}
+    return on_one_host(theirs, ours, hosts, hosts_of(own[0].engines)), ours
 
 
 def _together(cases: Sequence[MeasuredCase]) -> Requests:
+    if len(cases) == 1:
+        return cases[0].keyed()
     return {key: record for case in cases for key, record in case.keyed().items()}
 
 
-def prompt_speedups(baseline: Requests, arm: Requests) -> dict[str, float]:
+def prompt_speedups(
+    baseline: Mapping[Key, Request], arm: Mapping[Key, Request]
+) -> dict[str, float]:
     """Baseline / arm TPOT of each prompt, geometric mean over its turns, repeats and passes."""
     logs: dict[str, list[float]] = {}
     for key, base, other in pairs_of(baseline, arm):
@@ -131,11 +138,11 @@ def _thinned(count: int, most: int) -> list[int]:
 # --- distributions --------------------------------------------------------------------------------
 
 
-def _known_ttft(record: RequestRecord) -> float | None:
+def _known_ttft(record: Request) -> float | None:
     return None if held_up(record) else ttft_ms(record)
 
 
-MEASURES: dict[str, tuple[str, Callable[[RequestRecord], float | None]]] = {
+MEASURES: dict[str, tuple[str, Callable[[Request], float | None]]] = {
     "latency": ("latency of a request", latency_ms),
     "ttft": ("time to the first token", _known_ttft),
     "tpot": ("time per output token after the first", tpot_ms),
@@ -198,7 +205,7 @@ def distribution(scene: Scene, measure: str) -> Figure | Absent:
 
 
 def _values(
-    cases: Sequence[MeasuredCase], of: Callable[[RequestRecord], float | None]
+    cases: Sequence[MeasuredCase], of: Callable[[Request], float | None]
 ) -> Iterator[float]:
     for case in cases:
         for record in case.keyed().values():

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench.analysis.rows import Row
+from specbench.failures import status_text
 from specbench.render.columns import Column, columns, printable
 from specbench.render.html.figures import Scene, arm_name, interval_text, number, times
-from specbench.render.report import cell
+from specbench.render.report import cell, log_end
 from specbench.render.words import fastest
 
 MIB = 1 << 20
@@ -81,13 +82,27 @@ def _some(places: Sequence[str]) -> str:
     return "; ".join(places[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def problems(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What was not measured in full: where, and the first line of why."""
-    return [
-        (_place(row), printable(row.problem.splitlines()[0]))
-        for row in rows
-        if row.problem and row.problem.strip()
-    ]
+@dataclass(frozen=True)
+class NotMeasured:
+    """A row that was not measured in full: where, its status, why, and the end of a log."""
+
+    where: str
+    status: str
+    why: str
+    log: str
+
+
+def problems(rows: Sequence[Row]) -> list[NotMeasured]:
+    """What was not measured in full; the end of each log once."""
+    seen, found = set(), []
+    for row in rows:
+        if row.problem and row.problem.strip():
+            log = "\n".join(printable(line.expandtabs()) for line in log_end(row.problem))
+            status = status_text(row.status, row.failure)
+            why = printable(row.problem.splitlines()[0])
+            found.append(NotMeasured(_place(row), status, why, "" if log in seen else log))
+            seen.add(log)
+    return found
 
 
 def _place(row: Row) -> str:
@@ -114,7 +129,7 @@ def table(rows: Sequence[Row]) -> dict[str, Any]:
                     for column in shown
                 ],
                 "flags": [(flag.check, printable(flag.finding)) for flag in row.flags],
-                "problem": bool(row.problem),
+                "problem": status_text(row.status, row.failure) if row.problem else "",
                 "baseline": row.is_baseline,
             }
             for row in rows
