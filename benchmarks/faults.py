@@ -55,6 +55,7 @@ def campaign(kind: str, kills: int, seconds: float, seed: int, job: int) -> Tall
 
 
 def _leave(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(143)
 
 

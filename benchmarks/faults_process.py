@@ -134,6 +134,7 @@ def start(
         if master is not None:
             os.close(master)
         _become(arguments, cwd, env, err, slave, terminal, main, ignored, settled_write)
+    _ended.pop(pid, None)  # another process had this number before
     os.close(settled_write)
     os.read(settled_read, 1)  # until it has its session and its terminal: what comes before is ours
     os.close(settled_read)
