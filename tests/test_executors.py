@@ -590,22 +590,6 @@ def test_a_host_that_refuses_gives_its_cases_the_reason(tape: Path, tmp_path: Pa
     assert status["status"] == "failed"
 
 
-def test_folders_that_a_killed_worker_left_are_swept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(task, "NEW_S", -1.0)
-    for name in ("a", "b"):
-        (tmp_path / f"{task.PREFIX}{name}").mkdir()
-        (tmp_path / f"{task.PREFIX}{name}" / "held").touch()
-    import fcntl
-
-    with (tmp_path / f"{task.PREFIX}b" / "held").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        task._sweep()
-        assert [path.name for path in tmp_path.iterdir()] == [f"{task.PREFIX}b"]
-
-
 def test_a_worker_is_as_nice_as_its_parent_or_says_that_it_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -766,4 +750,4 @@ def test_a_worker_that_ends_takes_its_engines_with_it(
         time.sleep(0.05)
     assert inside(scratch) == []
     if number == signal.SIGINT:
-        assert list(scratch.glob(f"{task.PREFIX}*")) == []
+        assert list(scratch.glob("specbench-unit-*")) == []

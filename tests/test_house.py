@@ -15,7 +15,7 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 # Lowest first. A module may import from rows above its own, and within its own package.
 LAYERS = [
-    {"errors", "failures", "records", "vllm_names", "environment", "interrupts"},
+    {"errors", "failures", "records", "vllm_names", "environment", "interrupts", "scratch"},
     {"fetch", "config", "run_document"},
     {"prompts", "analysis"},
     {"engines", "load", "store", "machine", "sweep", "demo", "telemetry"},

@@ -8,9 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +19,7 @@ from specbench.engines.oom import OomWatch
 from specbench.environment import SECRET
 from specbench.errors import EngineError
 from specbench.failures import LESS_HOST, Cause, Failure, cause_in
+from specbench.scratch import scratch
 
 # What a child may know of our environment. Secrets (HF_TOKEN apart, which the engine needs to
 # fetch gated weights) and whatever else the user's shell exports stay out.
@@ -255,8 +255,9 @@ class PreforkServer:
     def __init__(
         self, python: Path, *, env: Mapping[str, str], log: Path, timeout_s: float = 300
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="specbench-")
-        self._socket = Path(self._folder.name, "prefork")
+        self._stack = ExitStack()
+        folder = self._stack.enter_context(scratch("prefork"))
+        self._socket = folder / "prefork"
         script = Path(__file__).with_name("prefork.py")
         argv = [str(python), str(script), str(self._socket)]
         env = {**env, "PYTHONSAFEPATH": "1"}  # this folder's vllm.py is not vLLM
@@ -264,7 +265,7 @@ class PreforkServer:
         self._child = Child(
             argv,
             log=log,
-            cwd=Path(self._folder.name),
+            cwd=folder,
             env=env,
             patience_s=1,
             linger_s=STOP_PATIENCE_S + 2,
@@ -277,7 +278,7 @@ class PreforkServer:
 
     def __exit__(self, *_: object) -> None:
         self._child.stop()
-        self._folder.cleanup()
+        self._stack.close()
 
     def ready(self) -> bool:
         """Whether it has imported vLLM.

@@ -3,24 +3,19 @@
 If the worker ends, by whatever signal, so does node.py with its engines (engines/guard.py).
 """
 
-import fcntl
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from specbench import __version__
 from specbench.engines.process import STOP_PATIENCE_S, Child, log_tail
 from specbench.executors.node import ORDER, SHARE, TOLD
 from specbench.executors.told import End, Hello, Told
+from specbench.scratch import scratch
 
-PREFIX = "specbench-unit-"
-NEW_S = 60.0
 LOOK_S = 0.05  # between two looks at what was told
 MOST = 64 << 10  # bytes passed on at a time, so that a cluster sends them along and not for pick-up
 
@@ -30,20 +25,14 @@ def carry_out(order: str, share: str, *, node: str, notes: Sequence[str] = ()) -
 
     *notes* are said first. The last line is an `End`. Leaving the iteration early ends the engines first.
     """
-    _sweep()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    try:
-        with (folder / "held").open("w", encoding="utf-8") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            for name, text in ((ORDER, order), (SHARE, share)):
-                (folder / name).write_text(text, encoding="utf-8")
-            host = socket.gethostname()
-            hello = Hello(host=host, node=node, version=__version__, folder=str(folder / "unit"))
-            yield Told(hello=hello).line
-            yield from (Told(say=note).line for note in notes)
-            yield from _measured(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch("unit") as folder:
+        for name, text in ((ORDER, order), (SHARE, share)):
+            (folder / name).write_text(text, encoding="utf-8")
+        host = socket.gethostname()
+        hello = Hello(host=host, node=node, version=__version__, folder=str(folder / "unit"))
+        yield Told(hello=hello).line
+        yield from (Told(say=note).line for note in notes)
+        yield from _measured(folder)
 
 
 def _measured(folder: Path) -> Iterator[str]:
@@ -77,14 +66,3 @@ def _new_lines(descriptor: int) -> Iterator[str]:
         if not whole:
             return
         yield block[:whole].decode()
-
-
-def _sweep() -> None:
-    """Delete the folders of units whose workers were killed: nobody holds them any more."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime < NEW_S:  # about to be held
-                continue
-        with suppress(OSError), (folder / "held").open("r+", encoding="utf-8") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
