@@ -13,6 +13,7 @@ import signal
 import sys
 import termios
 import time
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EXIT_INTERRUPTED = 130
 _first_s: float | None = None  # when the first signal came
 TOGETHER_S = 0.5  # a closed terminal is told twice, by the kernel and by the shell
+AGAIN_S = 0.01  # after an interrupt that came where Python cannot raise
 SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -42,9 +44,33 @@ def raise_interrupts(within: CodeType | None = None) -> None:
         elif time.monotonic() - _first_s > TOGETHER_S:
             _leave_at_once()
 
+    def again(_: int, frame: FrameType | None) -> None:
+        if within is None or _is_inside(frame, within):
+            raise KeyboardInterrupt
+
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
+    signal.signal(signal.SIGALRM, again)
+    if not isinstance(sys.unraisablehook, _Unraisable):
+        sys.unraisablehook = _Unraisable(sys.unraisablehook)
+
+
+class _Unraisable:
+    """What Python calls with an exception that it can only print, as one in a finalizer.
+
+    A KeyboardInterrupt among them is not printed but comes again a moment later, or it would be lost.
+    """
+
+    def __init__(self, otherwise: Callable[["sys.UnraisableHookArgs"], object]) -> None:
+        self._otherwise = otherwise
+
+    def __call__(self, about: "sys.UnraisableHookArgs") -> None:
+        """See sys.unraisablehook."""
+        if about.exc_type is KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        else:
+            self._otherwise(about)
 
 
 def _is_inside(frame: FrameType | None, code: CodeType) -> bool:
@@ -67,7 +93,7 @@ def ignore_interrupts() -> None:
 
     Not SIG_IGN, which a process that is started from now on would inherit.
     """
-    for number in ENDING:
+    for number in (*ENDING, signal.SIGALRM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
 

@@ -247,3 +247,43 @@ def test_the_cont_of_a_closed_terminal_is_no_stop() -> None:
     assert process.stdout.readline() == "ready\n"
     os.close(master)
     assert process.communicate(timeout=30)[0] == "1 0 False\n1\n"
+
+
+def test_an_interrupt_in_a_finalizer_is_not_printed_and_not_lost() -> None:
+    """Python can only print what a finalizer raises; the program would go on as if nothing had come."""
+    done = python(
+        """
+        from specbench.interrupts import leave, raise_interrupts
+        class Fading:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0)
+        raise_interrupts()
+        try:
+            fading = Fading()
+            del fading
+            print("it went on")
+            time.sleep(5)
+            print("it was lost")
+        except KeyboardInterrupt:
+            print("in order")
+        leave(130)
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "it went on\nin order\n", "")
+
+
+def test_other_exceptions_of_finalizers_are_printed_as_before() -> None:
+    done = python(
+        """
+        from specbench.interrupts import raise_interrupts
+        class Failing:
+            def __del__(self):
+                raise ValueError("in a finalizer")
+        raise_interrupts()
+        raise_interrupts()
+        failing = Failing()
+        del failing
+        """
+    )
+    assert done.stderr.count("ValueError: in a finalizer") == 1
