@@ -57,8 +57,10 @@ def record() -> Callable[..., RequestRecord]:
 @pytest.fixture(autouse=True)
 def _signals_are_put_back() -> Iterator[None]:
     """Commands that run in this process end as a process would: deaf to INT, TERM and HUP."""
-    handlers = {number: signal.getsignal(number) for number in ENDING}
+    handlers = {n: signal.getsignal(n) for n in (*ENDING, signal.SIGALRM, signal.SIGCONT)}
+    hook = sys.unraisablehook
     yield
+    sys.unraisablehook = hook
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

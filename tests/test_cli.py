@@ -1,49 +1,24 @@
 """The command line as a shell sees it: exit codes, stdout and stderr."""
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+import console
 import pytest
-
-from specbench.__main__ import main
+from console import Done
 
 ROOT = Path(__file__).parents[1]
 HELP = ROOT / "specbench" / "help.txt"
 
 
-@dataclass
-class Done:
-    """What a command left: its exit code and what it printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def specbench(*args: str, cwd: Path | None = None) -> Done:
-    """Run the console script's `main` in this process (an import of all costs a second)."""
-    out, err = io.StringIO(), io.StringIO()
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["specbench", *args])
-        patch.setenv("COLUMNS", "80")
-        patch.setenv("SPECBENCH_DEBUG", "")
-        patch.chdir(cwd or ROOT)
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", err)
-        with pytest.raises(SystemExit) as end:
-            main()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    code = end.value.code
-    return Done(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+def specbench(*args: str, cwd: Path = ROOT) -> Done:
+    """Run the console script in this process, in the project's own folder unless told."""
+    return console.specbench(*args, cwd=cwd)
 
 
 def test_the_quick_help_is_what_typer_prints() -> None:

@@ -1,23 +1,21 @@
 """Engines that misbehave: each failure has a name in the table, the sweep goes on, the exit code says so."""
 
-import io
 import json
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import console
 import pytest
+from console import Done
 
-from specbench.__main__ import main
 from specbench.engines import vllm
 from specbench.engines.oom import OomWatch
 from specbench.engines.process import Child
@@ -32,32 +30,9 @@ OUT_OF_MEMORY = (
 )
 
 
-@dataclass
-class Done:
-    """What a command left."""
-
-    code: int
-    out: str
-    err: str
-
-
 def specbench(cwd: Path, *args: str) -> Done:
-    """Run the console script's `main` in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["specbench", *args])
-        patch.setenv("COLUMNS", "200")
-        patch.setenv("SPECBENCH_DEBUG", "")
-        patch.chdir(cwd)
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", err)
-        with pytest.raises(SystemExit) as end:
-            main()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    code = end.value.code
-    return Done(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+    """Run the console script in this process."""
+    return console.specbench(*args, cwd=cwd, columns=200)
 
 
 @pytest.fixture
@@ -85,8 +60,8 @@ def run(workplace: Path, *args: str, **env: str) -> Done:
 def rows(workplace: Path) -> dict[str, dict[str, Any]]:
     """The run's rows by arm."""
     done = specbench(workplace, "report", "--format", "json")
-    assert done.code == 0, done.err
-    return {row["arm"]: row for row in json.loads(done.out)["rows"]}
+    assert done.returncode == 0, done.stderr
+    return {row["arm"]: row for row in json.loads(done.stdout)["rows"]}
 
 
 def leftovers(workplace: Path) -> list[int]:
@@ -134,9 +109,9 @@ def test_each_failure_has_a_name_and_the_other_arm_is_measured(
     env = {"FAKE_ONLY": "draft", **env}
     limit = ["--set", "engine.startup_timeout_s=1.5"] if env["FAKE_MODE"] == "hangs" else []
     done = run(workplace, *limit, **env)
-    assert done.code == 3, done.err
-    assert "Traceback" not in done.err
-    assert "specbench run --resume results/one" in done.err
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "specbench run --resume results/one" in done.stderr
     found = rows(workplace)
     vanilla, eagle = found["vanilla"], found["eagle-k3"]
     if not limit:  # 1.5 s may be too short for a good one too, on a busy machine
@@ -145,14 +120,14 @@ def test_each_failure_has_a_name_and_the_other_arm_is_measured(
     assert said.replace("1 s", "1.5 s") in eagle["problem"]
     if env["FAKE_MODE"] not in ("exits", "hangs"):  # which say it where they end, or nothing
         assert "recorded from vLLM 0.32" in eagle["problem"]  # the end of its log
-    table = specbench(workplace, "report").out
+    table = specbench(workplace, "report").stdout
     assert f"failed: {in_words(name)}" in table
     assert leftovers(workplace) == []
 
 
 def test_an_answer_without_end_is_given_up_at_its_limit(workplace: Path) -> None:
     limits = ["--set", "load.timeout_s=0.4", "--set", "baseline=false"]
-    assert run(workplace, *limits, FAKE_MODE="stalls").code == 3
+    assert run(workplace, *limits, FAKE_MODE="stalls").returncode == 3
     (row,) = rows(workplace).values()
     assert (row["status"], row["failure"]) == ("failed", "timed_out")
 
@@ -166,7 +141,7 @@ def test_a_load_generator_that_fails_is_a_named_failure(
 
     monkeypatch.setattr("specbench.load.direct.DirectClient.send", fail)
     done = run(workplace, "--set", f"load.warmup={warmup}")
-    assert done.code == 3, done.err
+    assert done.returncode == 3, done.stderr
     for row in rows(workplace).values():
         assert (row["status"], row["failure"]) == ("failed", "load_generator_failed")
         assert "boom" in row["problem"]
@@ -180,30 +155,30 @@ def test_a_vllm_that_cannot_be_imported_is_a_named_failure(
 
     monkeypatch.setattr("specbench.arms._prefork", fail)
     done = run(workplace)
-    assert done.code == 3, done.err
+    assert done.returncode == 3, done.stderr
     for row in rows(workplace).values():
         assert (row["status"], row["failure"]) == ("failed", "not_started")
         assert row["problem"].endswith("ImportError: no numba")
 
 
 def test_the_end_of_the_log_is_in_the_table_the_page_and_the_json(workplace: Path) -> None:
-    assert run(workplace, FAKE_MODE="exits", FAKE_SAYS="the last words").code == 3
-    table = specbench(workplace, "report").out
+    assert run(workplace, FAKE_MODE="exits", FAKE_SAYS="the last words").returncode == 3
+    table = specbench(workplace, "report").stdout
     assert "the end of the log of vanilla:" in table
     assert table.count("the last words") == 1  # both engines said the same
-    page = specbench(workplace, "report", "--format", "html").out
+    page = specbench(workplace, "report", "--format", "html").stdout
     assert "failed: exited before ready" in page
     assert "the last words" in page
     assert rows(workplace)["vanilla"]["problem"].endswith("the last words")
-    shown = specbench(workplace, "runs", "show", "one").out
+    shown = specbench(workplace, "runs", "show", "one").stdout
     assert "failed: exited before ready, 0 requests" in shown
 
 
 def test_memory_that_is_short_for_the_draft_alone_is_said_to_be(workplace: Path) -> None:
     env = {"FAKE_ONLY": "draft", "FAKE_MODE": "exits", "FAKE_SAYS": OUT_OF_MEMORY}
     done = run(workplace, "--set", "schedule=blocks", **env)
-    assert done.code == 3, done.err
-    assert "The target alone fits (vanilla's engine came up)" in done.err
+    assert done.returncode == 3, done.stderr
+    assert "The target alone fits (vanilla's engine came up)" in done.stderr
     problem = rows(workplace)["eagle-k3"]["problem"].splitlines()[0]
     assert "memory is short for some/head beside it" in problem
     assert "Lower engine.args.gpu_memory_utilization" in problem
@@ -212,7 +187,7 @@ def test_memory_that_is_short_for_the_draft_alone_is_said_to_be(workplace: Path)
 @pytest.mark.engine
 def test_memory_that_is_short_for_the_target_is_not_put_on_the_draft(workplace: Path) -> None:
     env = {"FAKE_MODE": "exits", "FAKE_SAYS": OUT_OF_MEMORY}
-    assert run(workplace, "--set", "schedule=blocks", **env).code == 3
+    assert run(workplace, "--set", "schedule=blocks", **env).returncode == 3
     found = rows(workplace)
     assert "draft" not in found["vanilla"]["problem"]
     assert "The target alone does not fit either" in found["eagle-k3"]["problem"].splitlines()[0]
@@ -220,7 +195,7 @@ def test_memory_that_is_short_for_the_target_is_not_put_on_the_draft(workplace: 
 
 def test_a_dead_engine_core_costs_one_request_and_not_each_ones_limit(workplace: Path) -> None:
     env = {"FAKE_ONLY": "draft", "FAKE_MODE": "core-silent", "FAKE_AFTER": "2"}
-    assert run(workplace, **env).code == 3
+    assert run(workplace, **env).returncode == 3
     store = RunStore.open(workplace / "results" / "one")
     (case,) = [one["id"] for one in store.document["cases"] if one["arm"] == "eagle-k3"]
     errors = [record.error for record in store.requests(case)]
@@ -236,7 +211,7 @@ def test_many_streams_of_a_dead_engine_core_end_with_the_first_answer(workplace:
     (workplace / "four.jsonl").write_text(lines, encoding="utf-8")
     sets = ["--set", "concurrency=2", "--set", "baseline=false"]
     done = run(workplace, *sets, FAKE_MODE="core-dead", FAKE_AFTER="2")
-    assert done.code == 3, done.err
+    assert done.returncode == 3, done.stderr
     (row,) = rows(workplace).values()
     assert row["failure"] == "engine_core_dead"
     assert 1 <= row["failed"] < 150  # those that were answered before the first was looked at
@@ -255,14 +230,14 @@ def test_a_server_that_is_up_with_another_model_is_a_named_failure(workplace: Pa
     finally:
         server.kill()
         server.communicate()
-    assert done.code == 3, done.err
-    assert "serves other, not mine" in done.err
+    assert done.returncode == 3, done.stderr
+    assert "serves other, not mine" in done.stderr
     assert {row["failure"] for row in rows(workplace).values()} == {"wrong_model"}
 
 
 def test_a_server_that_is_not_up_is_a_named_failure(workplace: Path) -> None:
     done = run(workplace, "--set", "engine={url: 'http://127.0.0.1:9'}")
-    assert done.code == 3, done.err
+    assert done.returncode == 3, done.stderr
     assert {row["failure"] for row in rows(workplace).values()} == {"unreachable"}
 
 
@@ -288,7 +263,7 @@ def test_an_engine_whose_port_was_taken_is_started_on_another(
 ) -> None:
     left = hand_out(monkeypatch, taken)
     done = run(workplace, "--set", "baseline=false")
-    assert done.code == 0, done.err
+    assert done.returncode == 0, done.stderr
     assert left == []
     (engine,) = RunStore.open(workplace / "results" / "one").engines()
     assert f"another process took port {taken} first" in engine.notes
@@ -302,7 +277,7 @@ def test_a_port_that_is_taken_twice_is_a_named_failure(
 ) -> None:
     hand_out(monkeypatch, taken, taken)
     done = run(workplace, "--set", "baseline=false")
-    assert done.code == 3
+    assert done.returncode == 3
     (row,) = rows(workplace).values()
     assert (row["status"], row["failure"]) == ("failed", "port_taken")
     assert leftovers(workplace) == []
@@ -323,7 +298,7 @@ def test_another_engine_that_answers_on_the_port_is_not_measured(
     finally:
         server.kill()
         server.communicate()
-    assert done.code == 0, done.err
+    assert done.returncode == 0, done.stderr
     (engine,) = RunStore.open(workplace / "results" / "one").engines()
     assert f"another process took port {port} first" in engine.notes
     assert leftovers(workplace) == []
@@ -335,9 +310,9 @@ def test_another_engine_that_answers_on_the_port_is_not_measured(
 def test_fail_fast_ends_with_the_first_case_that_fails(workplace: Path) -> None:
     env = {"FAKE_ONLY": "draft", "FAKE_MODE": "core-dead", "FAKE_AFTER": "3"}
     done = run(workplace, "--fail-fast", "--set", "schedule=interleaved", **env)
-    assert done.code == 3, done.err
-    assert done.out == "results/one\n"
-    last = done.err.splitlines()[-1]
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == "results/one\n"
+    last = done.stderr.splitlines()[-1]
     assert last.startswith("specbench: eagle-k3.four.t24.c1.r0: partial: engine core dead: 2 of 4")
     assert last.endswith("specbench run --resume results/one")
     assert leftovers(workplace) == []
@@ -349,17 +324,17 @@ def test_fail_fast_ends_with_the_first_case_that_fails(workplace: Path) -> None:
     vanilla = next(one["id"] for one in store.document["cases"] if one["arm"] == "vanilla")
     assert store.case_status(vanilla) is None
     again = specbench(workplace, "run", "--resume", "one", "--fail-fast")
-    assert again.code == 0, again.err  # the new engine answers the two that are left
+    assert again.returncode == 0, again.stderr  # the new engine answers the two that are left
     assert {row["status"] for row in rows(workplace).values()} == {"ok"}
 
 
 @pytest.mark.engine
 def test_fail_fast_ends_a_resumed_run_too(workplace: Path) -> None:
-    assert run(workplace, FAKE_MODE="exits").code == 3
+    assert run(workplace, FAKE_MODE="exits").returncode == 3
     again = specbench(workplace, "run", "--resume", "one", "--fail-fast")
-    assert again.code == 3
-    assert "failed: exited before ready: The engine of " in again.err.splitlines()[-1]
-    assert "not supported on this device" in again.err.splitlines()[-1]
+    assert again.returncode == 3
+    assert "failed: exited before ready: The engine of " in again.stderr.splitlines()[-1]
+    assert "not supported on this device" in again.stderr.splitlines()[-1]
     assert leftovers(workplace) == []
 
 
@@ -398,7 +373,7 @@ def test_an_engine_that_the_kernel_kills_is_out_of_memory(
 ) -> None:
     env = {"FAKE_MODE": "eats", "FAKE_AFTER": "2", "FAKE_CGROUP": str(small_group)}
     done = run(workplace, FAKE_ONLY="draft", **env)
-    assert done.code == 3, done.err
+    assert done.returncode == 3, done.stderr
     found = rows(workplace)
     assert (found["vanilla"]["status"], found["vanilla"]["requests"]) == ("ok", 4)
     eagle = found["eagle-k3"]
@@ -551,16 +526,16 @@ def test_the_list_of_names_is_closed_and_documented() -> None:
 
 
 def test_a_name_that_specbench_does_not_write_is_refused(workplace: Path) -> None:
-    assert run(workplace, FAKE_MODE="exits").code == 3
+    assert run(workplace, FAKE_MODE="exits").returncode == 3
     path = next((workplace / "results" / "one" / "cases").glob("*/done.json"))
     document = json.loads(path.read_bytes())
     path.write_text(json.dumps({**document, "failure": "bad luck"}), encoding="utf-8")
     done = specbench(workplace, "report")
-    assert done.code == 2
-    assert "no `status` or `failure` that specbench writes" in done.err
+    assert done.returncode == 2
+    assert "no `status` or `failure` that specbench writes" in done.stderr
     del document["failure"]  # as runs of before have it
     path.write_text(json.dumps(document), encoding="utf-8")
-    assert specbench(workplace, "report").code == 0
+    assert specbench(workplace, "report").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -19,11 +18,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import console
 import httpx
 import pytest
+from console import Done
 from rich.console import Console
 
-from specbench.__main__ import main
 from specbench.config import Load, Sampling
 from specbench.engines import bounded
 from specbench.engines.counters import CountersUnreadable
@@ -174,33 +174,11 @@ CANARY = "canary-7f3a91c4"
 TALKATIVE = "talk"  # the engine prints its whole environment, as a debugging one would
 
 
-class Done:
-    """What a command left."""
-
-    def __init__(self, code: int, stdout: str, stderr: str) -> None:
-        self.code, self.stdout, self.stderr = code, stdout, stderr
-
-
 def specbench(cwd: Path, *args: str, env: dict[str, str] | None = None) -> Done:
     """The console script in this process, with canaries wherever a user keeps secrets."""
-    out, err = io.StringIO(), io.StringIO()
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("HF_TOKEN", "OPENAI_API_KEY", "MY_API_KEY", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, f"{CANARY}-{name}")
-        for name, value in (env or {}).items():
-            patch.setenv(name, value)
-        patch.setattr(sys, "argv", ["specbench", *args])
-        patch.setenv("SPECBENCH_DEBUG", "")
-        patch.chdir(cwd)
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", err)
-        with pytest.raises(SystemExit) as end:
-            main()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    code = end.value.code
-    return Done(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+    names = ("HF_TOKEN", "OPENAI_API_KEY", "MY_API_KEY", "AWS_SECRET_ACCESS_KEY")
+    canaries = {name: f"{CANARY}-{name}" for name in names}
+    return console.specbench(*args, cwd=cwd, env={**canaries, **(env or {})})
 
 
 @pytest.fixture
@@ -259,7 +237,7 @@ def test_no_secret_is_in_anything_that_a_run_leaves(workplace: Path, mode: str) 
     """A good run and failing ones, of an engine that prints its environment into its log."""
     sets = ["--set", f"engine.env.FAKE_MODE={mode}", "--set", f"engine.env.X_TOKEN={CANARY}"]
     done = specbench(workplace, "run", "--config", "c.yaml", "--run-id", "one", *sets)
-    assert done.code == (0 if mode == "ok" else 3), done.stderr
+    assert done.returncode == (0 if mode == "ok" else 3), done.stderr
     texts = [done.stdout, done.stderr]
     for form in ("table", "markdown", "csv", "json", "html"):
         said = specbench(workplace, "report", "--format", form)
@@ -273,14 +251,14 @@ def test_no_secret_is_in_anything_that_a_run_leaves(workplace: Path, mode: str) 
 @pytest.mark.engine
 def test_a_resumed_run_takes_its_secrets_from_the_environment_again(workplace: Path) -> None:
     first = ("run", "--config", "c.yaml", "--run-id", "one", "--set", "engine.env.FAKE_MODE=exits")
-    assert specbench(workplace, *first).code == 3
+    assert specbench(workplace, *first).returncode == 3
     document = json.loads((workplace / "results" / "one" / "run.json").read_bytes())
     assert document["withheld"] == ["MY_PASSWORD"]
     done = specbench(workplace, "run", "--resume", "one")
-    assert done.code == 2
+    assert done.returncode == 2
     assert "MY_PASSWORD" in done.stderr
     done = specbench(workplace, "run", "--resume", "one", env={"MY_PASSWORD": f"{CANARY}-2"})
-    assert done.code == 3  # the engine exits again, but it was started
+    assert done.returncode == 3  # the engine exits again, but it was started
     assert f"{CANARY}-2" in (workplace / "seen").read_text(encoding="utf-8")
     assert leaks(workplace, done.stdout, done.stderr) == []
 
@@ -291,7 +269,7 @@ def test_engines_listen_on_this_machine_alone_and_run_no_code_of_models(workplac
     asked = ["--set", "engine.args.trust_remote_code=true", "--set", "baseline=false"]
     for run_id, more in (("plain", []), ("asked", asked)):
         done = specbench(workplace, "run", "--config", "c.yaml", "--run-id", run_id, *more)
-        assert done.code == 0, done.stderr
+        assert done.returncode == 0, done.stderr
         for path in (workplace / "results" / run_id).glob("engines/*/engine.json"):
             argv = json.loads(path.read_bytes())["argv"]
             assert argv[argv.index("--host") + 1] == "127.0.0.1"
@@ -313,7 +291,7 @@ def test_the_key_of_a_server_that_is_up_is_kept_nowhere(workplace: Path) -> None
         )
         (workplace / "seen").write_text(f"VLLM_API_KEY={CANARY * 3}\n", encoding="utf-8")
         done = specbench(workplace, "run", "--config", "u.yaml")
-        assert done.code == 0, done.stderr
+        assert done.returncode == 0, done.stderr
         page = specbench(workplace, "report", "--format", "html").stdout
         assert leaks(workplace, done.stdout, done.stderr, page) == []
     finally:
@@ -332,7 +310,7 @@ def test_secrets_where_they_would_be_kept_are_refused(
     workplace: Path, override: str, said: str
 ) -> None:
     done = specbench(workplace, "run", "--config", "c.yaml", "--set", override)
-    assert done.code == 2
+    assert done.returncode == 2
     assert said in done.stderr
     assert CANARY not in done.stderr
 
@@ -535,7 +513,7 @@ def test_errors_take_the_control_characters_out(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(json.dumps({"text": "a", EVIL: 1, "turns": 5}), "utf-8")
     for args in (("run", "--config", "c.yaml"), ("convert", "p.jsonl"), ("report", EVIL)):
         done = specbench(tmp_path, *args)
-        assert done.code == 2, done.stderr
+        assert done.returncode == 2, done.stderr
         assert not has_controls(done.stdout + done.stderr), args
 
 
@@ -552,7 +530,7 @@ def test_names_cannot_climb_out_of_their_folders(workplace: Path, name: str) -> 
         ("runs", "delete", "--yes", "--", name),
     ):
         done = specbench(workplace, *args)
-        assert done.code == 2, (args, done.stderr)
+        assert done.returncode == 2, (args, done.stderr)
         assert "Traceback" not in done.stderr
     assert sorted(os.listdir(workplace.parent)) == before
     assert not (workplace / "results").exists()

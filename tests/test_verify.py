@@ -1,6 +1,5 @@
 """`specbench verify` on tapes (run folders that hold what two arms said) and on a stand-in engine."""
 
-import io
 import json
 import os
 import signal
@@ -8,13 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+import console
 import numpy as np
 import pytest
+from console import Done
 
-from specbench.__main__ import main
 from specbench.config import Config
 from specbench.errors import UserError
 from specbench.records import RequestRecord, SpecRequest
@@ -32,15 +31,6 @@ load: {client: replay, tape: tape}
 """
 
 
-@dataclass
-class Done:
-    """What a command left: its exit code and what it printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with two prompts and a config that replays the tape beside it."""
@@ -52,21 +42,8 @@ def place(tmp_path: Path) -> Path:
 
 
 def verify(place: Path, *args: str) -> Done:
-    """Run the console script's `main` in this process (an import of all costs a second)."""
-    out, err = io.StringIO(), io.StringIO()
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["specbench", "verify", "--config", "c.yaml", *args])
-        patch.setenv("SPECBENCH_DEBUG", "")
-        patch.chdir(place)
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", err)
-        with pytest.raises(SystemExit) as end:
-            main()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    code = end.value.code
-    return Done(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+    """Run `specbench verify` in this process."""
+    return console.specbench("verify", "--config", "c.yaml", *args, cwd=place)
 
 
 def tape(place: Path, **arms: Iterable[RequestRecord]) -> None:
