@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace) -> None:
         config.load(path, sets), config_path=path, prompt_folders=(args.datasets,), say=print
     )
     launches = {**prepared.launches, AGAIN: prepared.launches["vanilla"]}
-    the_plan = plan_of(prepared.plan, args.restarts, only_aa=args.only_aa)
+    the_plan = plan_of(prepared.plan, args.restarts, args.tokens, only_aa=args.only_aa)
     prepared = replace(prepared, plan=the_plan, launches=launches)
     about = prepare.document(prepared, config_path=path, command=sys.argv)
     run_store = RunStore.create(args.run.parent, args.run.name, about)
@@ -69,24 +69,26 @@ def measure(args: argparse.Namespace) -> None:
         print(run.execute(prepared, run_store, progress))
 
 
-def plan_of(made: Plan, restarts: int, *, only_aa: bool) -> Plan:
+def plan_of(made: Plan, restarts: int, tokens: int, *, only_aa: bool) -> Plan:
     """Three arms up together, interleaved first and in blocks then, for each restart."""
     vanilla, eagle = made.arms
     again = Arm(AGAIN, "vanilla", 0)
     arms = (vanilla, again) if only_aa else (vanilla, again, eagle)
     stages = []
     for restart in range(restarts):
-        blocks = [(case(arm, "blocks", restart),) for arm in (vanilla, eagle) if not only_aa]
+        blocks = [
+            (case(arm, "blocks", restart, tokens),) for arm in (vanilla, eagle) if not only_aa
+        ]
         if restart % 2:
             blocks.reverse()
-        together = tuple(case(arm, "pairs", restart) for arm in arms)
+        together = tuple(case(arm, "pairs", restart, tokens) for arm in arms)
         stages.append(Stage(arms, (together, *blocks)))
     return Plan(arms, tuple(stages), "interleaved")
 
 
-def case(arm: Arm, kind: str, restart: int) -> Case:
+def case(arm: Arm, kind: str, restart: int, tokens: int) -> Case:
     """One arm's prompts in one restart, sent in pairs or as a block."""
-    return Case(f"{arm.id}.{kind}.r{restart}", arm.id, "humaneval", 48, 1, restart)
+    return Case(f"{arm.id}.{kind}.r{restart}", arm.id, "humaneval", tokens, 1, restart)
 
 
 # --- (a) coverage --------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ def report_drift(run_store: RunStore) -> None:
         for arm in ("vanilla", EAGLE)
     }
     names = sorted(tape["vanilla"])
-    cases = [case(Arm(arm, "", 0), "pairs", 0) for arm in tape]
+    cases = [case(Arm(arm, "", 0), "pairs", 0, 0) for arm in tape]
     interleaved = [
         (turn.arm, unit[0])
         for unit, order in turns(cases, [[n] for n in names], "0")

@@ -238,8 +238,8 @@ def workplace(tmp_path: Path, fake_python: Path) -> Path:
     (tmp_path / "three.jsonl").write_text(lines, encoding="utf-8")
     (tmp_path / "c.yaml").write_text(
         "model: some/model\nspeculation: {method: eagle, model: some/head, k: 3}\n"
-        "prompts: three.jsonl\nmax_tokens: 24\nbaseline: false\n"
-        f"engine: {{python: {fake_python}, env: {{FAKE_GAP_S: '0.1'}}}}\n",
+        "prompts: three.jsonl\nmax_tokens: 24\nbaseline: false\nload: {warmup: 0}\n"
+        f"engine: {{python: {fake_python}, env: {{FAKE_GAP_S: '0.06'}}}}\n",
         encoding="utf-8",
     )
     return tmp_path
@@ -266,7 +266,7 @@ def test_a_run_that_was_stopped_measures_the_request_again(workplace: Path) -> N
     deadline = time.monotonic() + 60
     while not list(results.glob("cases/*/requests.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.3)  # a request takes 1.8 s
+    time.sleep(0.3)  # a request takes 1.1 s
     stopped = [process.pid, *(pid for pid in of_the_run(workplace) if pid != process.pid)]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -287,5 +287,5 @@ def test_a_run_that_was_stopped_measures_the_request_again(workplace: Path) -> N
     assert resumed.returncode == 0, resumed.stderr
     records = list(store.requests(case))
     assert [record.ok for record in records] == [True, False, True, True]
-    assert all((r.end_ns - r.sent_ns) / S < 2.6 for r in records if r.ok)  # none has the second
+    assert all((r.end_ns - r.sent_ns) / S < 2 for r in records if r.ok)  # none has the second
     assert of_the_run(workplace) == []

@@ -454,7 +454,7 @@ def test_a_file_that_is_not_there_is_named(path: Path) -> None:
         config.load(path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.text(alphabet="mokdelprts:&*-[]{}'\"#!|>?%@ \n\t019.~é\x00", max_size=60))
 def test_no_text_whatever_is_more_than_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, text: str

@@ -86,7 +86,7 @@ def made(drawn: list[tuple[list[str], str | None]], ids: list[str], style: str) 
     ]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
     drawn=conversations,
     ids=st.lists(text.filter(bool), min_size=6, max_size=6, unique=True),
@@ -114,7 +114,7 @@ def test_any_prompts_read_back_the_same(
     assert len(content.decode().splitlines()) == content.count(b"\n") == sidecar.turns
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(drawn=conversations, ids=st.lists(st.integers(), min_size=6, max_size=6, unique=True))
 def test_questions_convert_without_loss(
     tmp_path_factory: pytest.TempPathFactory,

@@ -281,7 +281,10 @@ def test_what_a_dead_host_leaves_is_measured_elsewhere_and_nothing_twice(
     for case in prepared.plan.cases:
         assert Counter(r.prompt_id for r in store.requests(case.id)) == {p.id: 1 for p in PROMPTS}
     assert len(cluster.shares) == 3
-    assert any("is lost to unit 2" in line and "attempt 2 of 3" in line for line in heard.said)
+    if after:
+        assert any("is lost to unit 2" in line and "attempt 2 of 3" in line for line in heard.said)
+    else:
+        assert any("unit 2 (" in line and "lost before its host began" in line for line in heard.said)
     told = {case_id: len(records) for case_id, records in cluster.shares[2].measured.items()}
     assert sum(told.values()) <= after
 
@@ -313,6 +316,25 @@ def test_a_unit_whose_hosts_keep_dying_is_given_up_with_the_reason(
     assert status is not None
     assert "3 attempts failed, the last one on host2: the node died" in status["problem"]
     assert status["failure"] == "not_measured"
+
+
+def test_hosts_that_are_lost_before_they_begin_are_no_attempts(tape: Path, tmp_path: Path) -> None:
+    """Ray may send to a node that it does not know to be dead, and more than once."""
+    prepared, store = begin(tape, "repeats=1")
+    cluster, heard = FakeCluster(tmp_path, dies={0: 8, 1: 0, 2: 0, 3: 0, 4: 5}), Heard()
+    assert execute(prepared, store, heard, on(cluster)) == "ok"
+    assert len(cluster.shares) == 6
+    assert any("host4 is lost" in line and "attempt 3 of 3" in line for line in heard.said)
+
+
+def test_a_unit_that_no_host_begins_is_given_up_with_the_reason(tape: Path, tmp_path: Path) -> None:
+    prepared, store = begin(tape, "repeats=1")
+    cluster = FakeCluster(tmp_path, dies=dict.fromkeys(range(100), 0))
+    assert execute(prepared, store, Heard(), on(cluster)) == "partial"
+    assert len(cluster.shares) == fanout.UNBEGUN + 1
+    status = store.case_status("vanilla.he.t256.c1.r0")
+    assert status is not None
+    assert "11 hosts were lost before they began, the last one so: the node died" in status["problem"]
 
 
 def test_resuming_goes_on_where_either_executor_stopped(tape: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def holds(layout: str, turns: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("layout", TARGETS)
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_round_trip_keeps_every_prompt_turn_and_id(
     layout: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -38,6 +38,7 @@ def campaign(kind: str, *more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.engine
 def test_twenty_kills_of_a_replayed_run_leave_nothing_and_lose_nothing() -> None:
     said = campaign("replayed", "--kills", "20", "--seconds", "60", "--seed", "7")
     (all_of_them,) = re.findall(
@@ -73,7 +74,7 @@ def caught(code: str, token_only: bool = False) -> list[str]:
         processes.become_subreaper()
     env = dict(os.environ, **{{processes.TOKEN: "t0ken"}})
     running = processes.start(["-c", {code!r}], cwd=Path("/"), env=env, err=Path(os.devnull))
-    left = processes.wait_until_gone(running, "t0ken", 2.0)
+    left = processes.wait_until_gone(running, "t0ken", 0.7)
     for one in left:
         print(one.cmdline()[0])
         one.kill()

@@ -30,7 +30,7 @@ def _script(name: str) -> ModuleType:
 fuzz_inputs = _script("fuzz_inputs")
 fuzz = _script("fuzz")
 quick = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,

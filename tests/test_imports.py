@@ -443,7 +443,7 @@ def survives(raw: bytes, k: int | None) -> None:
         assert report.as_json(store.document, found)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     raw=st.binary(max_size=200)
     | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass"))
@@ -489,7 +489,7 @@ def documents() -> list[list[Any]]:
 DOCUMENTS = documents()
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_file_with_an_odd_value_is_a_run_or_a_user_error(data: st.DataObject) -> None:
     values = copy.deepcopy(data.draw(st.sampled_from(DOCUMENTS)))

@@ -375,6 +375,7 @@ def gh(home: Path) -> list[str]:
     return [" ".join(re.match(r"(\w+ \w+(?: \d+)?)", line)[1].split()) for line in lines]  # type: ignore[index]
 
 
+@pytest.mark.engine
 def test_a_night_whose_engines_fail_is_no_regression_and_opens_no_issue(
     runner: Runner, tmp_path: Path
 ) -> None:

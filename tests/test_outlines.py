@@ -80,7 +80,7 @@ records = st.fixed_dictionaries(
 ).map(RequestRecord.model_validate)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(records, max_size=6))
 def test_an_outline_says_what_its_request_says(given_records: list[RequestRecord]) -> None:
     outlines = Outlines(Pool(), given_records.__getitem__)

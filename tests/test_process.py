@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench.engines import guard
 from specbench.engines.process import Child, allowed_environment, log_tail
 from specbench.errors import EngineError
 
@@ -91,6 +92,23 @@ with Child({STUBBORN!r}, log=Path("log"), cwd=Path("."), patience_s=0.3) as runn
     owner.wait(10)
     owner.stdout.close()
     wait_for(lambda: not alive(pid) and not alive(grandchild))
+
+
+def test_openmp_files_of_processes_that_are_gone_are_deleted(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    user = os.getuid()
+    kept = {
+        f"__KMP_REGISTERED_LIB_{os.getpid()}_{user}",  # it lives
+        f"__KMP_REGISTERED_LIB_{gone.pid}_{user + 1}",  # somebody else's
+        f"__KMP_REGISTERED_LIB_{gone.pid}",
+        f"psm_{gone.pid}_{user}",
+    }
+    for name in (*kept, f"__KMP_REGISTERED_LIB_{gone.pid}_{user}"):
+        (tmp_path / name).touch()
+    guard.forget_openmp(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    guard.forget_openmp(str(tmp_path / "none"))
 
 
 def test_the_child_dies_with_its_guard(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from specbench.records import Prompt, RequestRecord, SpecRequest
 from specbench.store import RunStore
 
+pytestmark = pytest.mark.engine  # they measure: nothing runs beside them
+
 Made = Callable[..., RunStore]
 Build = Callable[..., RequestRecord]
 MB = 1e6

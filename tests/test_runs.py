@@ -389,7 +389,7 @@ def test_an_import_that_breaks_off_leaves_nothing(
 
 
 @settings(
-    max_examples=80,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -404,7 +404,7 @@ def test_a_zip_with_any_bytes_changed_is_a_run_or_a_user_error(
     survives(bytes(raw[:cut] if data.draw(st.booleans()) else raw))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(raw=st.binary(max_size=200))
 @example(raw=b"PK\x05\x06" + bytes(18))
 def test_any_bytes_are_no_zip_of_a_run(raw: bytes) -> None:

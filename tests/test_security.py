@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,16 +60,12 @@ def dotted(node: ast.expr) -> str:
     return ""
 
 
-def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    """Every call in a file by its name."""
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.Call):
-            yield dotted(node.func), node
-
-
 @functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def calls(path: Path) -> Sequence[tuple[str, ast.Call]]:
+    """Every call in a file by its name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [(dotted(node.func), node) for node in found]
 
 
 def given(call: ast.Call, name: str) -> object:
@@ -408,7 +404,7 @@ def test_a_hostile_server_cannot_hold_up_or_fill_what_asks_for_counters(
     pieces, forever, pause_s = HOSTILE[kind]
     began = time.monotonic()
     with hostile(*pieces, forever=forever, pause_s=pause_s) as url:
-        server = Server(url, "m", "key", timeout_s=0.25)
+        server = Server(url, "m", "key", timeout_s=0.1)
         with pytest.raises(CountersUnreadable):
             server.counters()
         assert server.models() == []

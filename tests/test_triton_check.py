@@ -393,7 +393,7 @@ REFS = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     said=st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), ANY_JSON | REFS),
     block=st.none() | st.dictionaries(st.sampled_from(INNER), ANY_JSON | REFS),

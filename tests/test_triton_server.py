@@ -64,7 +64,7 @@ class FakeTriton:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
     def get(self, path: str) -> tuple[int, Any]:
         if path == "/v2/health/ready":

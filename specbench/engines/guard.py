@@ -8,7 +8,7 @@ TERM to the group, KILL after PATIENCE_S, then KILL to every descendant (once CO
 ended, what it started may take LINGER_S more). Descendants that left the group or lost their parent
 are found too, because the guard is their subreaper. Once nothing is left it puts asterisks over the
 values of the environment variables SECRETS (names, with commas) in the log, which is its own standard
-output, and exits with COMMAND's status. If the guard itself is killed, the kernel kills COMMAND.
+output, deletes what OpenMP left in shared memory, and exits with COMMAND's status. If the guard itself is killed, the kernel kills COMMAND.
 
 Only the standard library, and no import of specbench: it must start in milliseconds, and
 `prefork` loads it by path into an interpreter that has no specbench. Linux only: prctl, /proc.
@@ -26,6 +26,11 @@ from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+SHARED_MEMORY = "/dev/shm"
+# A page for each process, which Intel's OpenMP deletes at a process's own exit and at no other end
+# (llvm-project, openmp/runtime/src/kmp_runtime.cpp, __kmp_register_library_startup): engines are forked,
+# and end by _exit or a signal.
+OPENMP_PREFIX = "__KMP_REGISTERED_LIB_"  # then the process and the user
 
 
 def main() -> int:
@@ -63,6 +68,21 @@ def cover(log: str | os.PathLike[str], secrets: Iterable[str]) -> None:
                     at = text.find(secret, at + len(secret))
     except (OSError, ValueError):  # it is not there, is empty, or is no file
         return
+
+
+def forget_openmp(folder: str = SHARED_MEMORY) -> None:
+    """Delete what OpenMP left in *folder* of processes of ours that are gone."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            pid, _, user = name.removeprefix(OPENMP_PREFIX).partition("_")
+            if (
+                name.startswith(OPENMP_PREFIX)
+                and pid.isdecimal()
+                and user == str(os.getuid())
+                and not os.path.exists(f"/proc/{pid}")
+            ):
+                with suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
 
 
 def become_subreaper() -> ctypes.CDLL:
@@ -115,6 +135,7 @@ def watch(
         status = reap(child)
     status = stop(child, status, patience_s, linger_s)
     at_end()
+    forget_openmp()
     with suppress(OSError):
         os.write(status_fd, f"exit {status}\n".encode())
     return status

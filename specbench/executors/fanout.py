@@ -23,6 +23,7 @@ from specbench.run import Executor, Measure
 from specbench.store import RunStore
 
 ATTEMPTS = 3  # at a unit; each but the first because a node died
+UNBEGUN = 10  # further ones that were lost before their host said a word, and so measured nothing
 LOOK_S = 0.5
 NODES_S = 5.0  # between two looks at the nodes
 NO_NODE_S = 60.0  # without a node that could take a unit, before it is given up
@@ -63,8 +64,14 @@ class _Attempt:
     """One sending of a unit."""
 
     unit: Unit
-    number: int
     keeper: Keeper
+    number: int  # among those that began
+    unbegun: int  # earlier ones that did not
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its host said anything."""
+        return self.keeper.hello is not None
 
 
 class FanOut:
@@ -93,14 +100,14 @@ class FanOut:
             if (why := self._cluster.lacks(needs[unit.number])) is not None:
                 raise EngineError(f"{unit} needs {needs[unit.number]}: {why}.")
         for unit in todo:
-            self._submit(unit, needs[unit.number], 1)
+            self._submit(unit, needs[unit.number])
         while self._running:
             for news in self._cluster.news(LOOK_S):
                 attempt = self._running[news.ticket]
                 if news.lines:
-                    greeted = attempt.keeper.hello is not None
+                    had_begun = attempt.has_begun
                     attempt.keeper.take(news.lines)
-                    if not greeted and attempt.keeper.hello is not None:
+                    if attempt.has_begun and not had_begun:
                         self._progress.say(f"{attempt.unit} is measured on {attempt.keeper.host}")
                 if news.over:
                     del self._running[news.ticket]
@@ -110,12 +117,13 @@ class FanOut:
     def _is_left(self, unit: Unit) -> bool:
         return not all(is_measured(self._store, case) for case in unit.cases)
 
-    def _submit(self, unit: Unit, needs: Needs, attempt: int) -> None:
+    def _submit(self, unit: Unit, needs: Needs, number: int = 1, unbegun: int = 0) -> None:
         share = self._share(unit)
-        host = self._host_of(unit, share) if attempt == 1 else None  # which may have died
+        is_first = (number, unbegun) == (1, 0)
+        host = self._host_of(unit, share) if is_first else None  # which may have died
         ticket = self._cluster.submit(self._order, share.model_dump_json(), needs, str(unit), host)
         keeper = Keeper(self._prepared, self._store, unit.cases, self._progress)
-        self._running[ticket] = _Attempt(unit, attempt, keeper)
+        self._running[ticket] = _Attempt(unit, keeper, number, unbegun)
 
     def _share(self, unit: Unit) -> Share:
         """What is left of the unit, with numbers for its engines' starts that no other start has."""
@@ -157,14 +165,24 @@ class FanOut:
         why = lost or f"the unit was killed with status {keeper.status}:\n{keeper.log}".strip()
         if not self._is_left(unit):
             return
-        if attempt.number == ATTEMPTS:
+        number, unbegun = attempt.number, attempt.unbegun
+        if attempt.has_begun:
+            number += 1
+        else:
+            unbegun += 1
+        if number > ATTEMPTS:
             self._fail(unit, f"{ATTEMPTS} attempts failed, the last one on {keeper.host}: {why}")
+            return
+        if unbegun > UNBEGUN:
+            self._fail(unit, f"{unbegun} hosts were lost before they began, the last one so: {why}")
             return
         self._progress.say(
             f"{keeper.host} is lost to {unit}: {why}\n"
-            f"What is not measured of it goes to another (attempt {attempt.number + 1} of {ATTEMPTS})"
+            f"What is not measured of it goes to another (attempt {number} of {ATTEMPTS})"
+            if attempt.has_begun
+            else f"{unit} was lost before its host began: {why}\nIt is sent again."
         )
-        self._submit(unit, needs, attempt.number + 1)
+        self._submit(unit, needs, number, unbegun)
 
     def _fail(self, unit: Unit, why: str) -> None:
         """Give the cases that nobody measures any more the reason."""
@@ -178,7 +196,7 @@ class FanOut:
 
     def _give_up_without_node(self, needs: dict[int, Needs]) -> None:
         """Fail what waits for a node when none is left that could take it, and none comes."""
-        waiting = [at for at in self._running.values() if at.keeper.hello is None]
+        waiting = [at for at in self._running.values() if not at.has_begun]
         if len(waiting) < len(self._running):
             self._without_node_since = None
         if not waiting or len(waiting) < len(self._running) or time.monotonic() < self._look_at:

@@ -364,7 +364,7 @@ def tokens(store: RunStore) -> dict[tuple[str, str], Any]:
 def asked_of_both(store: RunStore) -> bool:
     """Whether some requests are of the host that died, and some of the one that went on.
 
-    That may be the third attempt: the second is lost where Ray did not know of the death yet.
+    Others may have been sent in vain between, where Ray did not know of the death yet.
     """
     cases = [case["id"] for case in store.document["cases"]]
     starts = {record.start for case in cases for record in store.requests(case)}

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from specbench.analysis.metrics import acceptance_of_counters, acceptance_of_requests, counted
+from specbench.engines import guard
 from specbench.records import RequestRecord
 from specbench.store import RunStore
 
@@ -52,6 +53,7 @@ class Finished:
     store: RunStore
     left_behind: list[str]
     kept: set[str]
+    left_in_memory: set[str]
 
     def records(self, arm: str, prompts: str = "short") -> list[RequestRecord]:
         return list(self.store.requests(f"{arm}.{prompts}.t24.c1.r0"))
@@ -68,6 +70,12 @@ def processes_inside(folder: Path) -> list[str]:
         if inside and command:
             found.append(command)
     return found
+
+
+def openmp_of_the_dead() -> set[str]:
+    """What OpenMP left in shared memory of processes that are gone."""
+    names = (path.name for path in Path(guard.SHARED_MEMORY).glob(f"{guard.OPENMP_PREFIX}*"))
+    return {name for name in names if not Path("/proc", name.split("_")[-2]).exists()}
 
 
 def doubts(row: dict[str, Any]) -> list[str]:
@@ -97,6 +105,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     (place / "trio.yaml").write_text(CONFIG, encoding="utf-8")
     command = [sys.executable, "-m", "specbench", "run"]
     run = place / "results" / "trio"
+    before = openmp_of_the_dead()
     with (place / "log").open("wb") as log:
         first = subprocess.Popen(
             [*command, "--config", "trio.yaml", "--run-id", "trio"],
@@ -117,11 +126,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
             [*command, "--resume", str(run)], cwd=place, stdout=log, stderr=log, check=False
         )
     assert second.returncode == 0, (place / "log").read_text(encoding="utf-8")
-    return Finished(RunStore.open(run), left, kept)
+    return Finished(RunStore.open(run), left, kept, openmp_of_the_dead() - before)
 
 
 def test_sigkill_leaves_no_engine_after_ten_seconds(finished: Finished) -> None:
     assert finished.left_behind == []
+
+
+def test_engines_leave_nothing_in_shared_memory(finished: Finished) -> None:
+    """One was killed, the others were forked: OpenMP itself deletes its file in neither case."""
+    assert finished.left_in_memory == set()
 
 
 def test_resuming_keeps_every_request_and_measures_none_twice(finished: Finished) -> None:

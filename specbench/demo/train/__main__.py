@@ -124,7 +124,13 @@ def _generate_in_waves(
 
 def recall(plan: Plan) -> None:
     """Give the chats of an earlier training their states back: much quicker than new ones."""
-    run_together([plan.worker("recall", "recorded", out=plan.data)], say=say)
+    run_together(
+        [
+            plan.worker(f"recall {i}", "recorded", out=plan.data, first=i, stride=GENERATORS)
+            for i in range(GENERATORS)
+        ],
+        say=say,
+    )
 
 
 def train_heads(plan: Plan) -> None:

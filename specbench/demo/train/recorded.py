@@ -80,17 +80,23 @@ def recall(
     out: Path,
     *,
     wave_size: int = WAVE_SIZE,
+    first: int = 0,
+    stride: int = 1,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Write *texts* with *target*'s states as waves to *out*; their tokens. What is there stays."""
+    """Write *texts* with *target*'s states as waves to *out*; their tokens. What is there stays.
+
+    Only every *stride*-th wave, from the *first* on: the others are other processes'.
+    """
     out.mkdir(parents=True, exist_ok=True)
     began, total = time.monotonic(), 0
-    for number, first in enumerate(range(0, len(texts), wave_size), FIRST_WAVE):
+    for wave in range(first, -(-len(texts) // wave_size), stride):
+        number, begins = FIRST_WAVE + wave, wave * wave_size
         path = out / wave_name(number, wave_size)
         if path.exists():
             say(f"wave {number}: there already")
             continue
-        part = texts[first : first + wave_size]
+        part = texts[begins : begins + wave_size]
         examples: dict[int, Example] = {}
         # Neighbours run together, which is cheapest when they are as long.
         order = sorted(range(len(part)), key=lambda place: len(part[place].tokens))
@@ -116,6 +122,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="waves whose tokens to record")
     parser.add_argument("--target", type=Path, help="the target's checkpoint")
     parser.add_argument("--out", type=Path, help="folder for the waves")
+    parser.add_argument("--first", type=int, default=0, help="the first wave of this process")
+    parser.add_argument("--stride", type=int, default=1, help="of how many processes it is one")
     args = parser.parse_args()
     if args.keep is not None:
         waves = wave_paths(args.keep)
@@ -130,6 +138,8 @@ def main() -> None:
         Target.load(args.target, max(len(one.tokens) for one in texts), matrix_dtype()),
         texts,
         args.out,
+        first=args.first,
+        stride=args.stride,
         say=lambda line: print(line, flush=True),
     )
 
