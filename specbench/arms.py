@@ -29,6 +29,7 @@ from specbench.records import EngineCounters, EngineFacts, RequestRecord
 from specbench.store import RunStore
 from specbench.sweep import Arm, Case, Stage, served_names
 
+LOOK_S = 0.25  # between two looks at engines that take seconds to start; less for quicker ones
 DEATH_S = 0.5  # within which a process that drops its connections is known to be dead
 LOG_LINES = 12  # of the end of a log, kept with a case
 
@@ -376,7 +377,7 @@ def _wait_for(
                 progress.say(f"{arm_id} is up after {facts.startup_s:.0f} s")
                 yield arm_id, facts
         if pending:
-            time.sleep(0.25)
+            time.sleep(min(LOOK_S, max(0.02, (time.monotonic() - began) / 20)))
 
 
 def fail_arms(

@@ -29,10 +29,17 @@ ROOM_BYTES = 4 << 30
 with suppress(OSError):
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-# Two workers on two cores: of more threads, those of OpenBLAS and OpenMP spin while they wait for each
-# other. Read when numpy and torch are imported, which nothing above does.
+# Workers on all cores: of more threads, those of OpenBLAS and OpenMP spin while they wait for each other. Read when numpy and torch are imported, which nothing above does.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+SLOW = {Path(__file__).with_name("engine"), Path(__file__).with_name("browser")}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast part need not import what is all marked `engine`: torch, and a browser's driver."""
+    return True if config.option.markexpr == "not engine" and collection_path in SLOW else None
 
 
 @pytest.fixture

@@ -10,18 +10,26 @@ FAKE_STUBBORN ignores TERM and has a grandchild in a session of its own; FAKE_WI
 that gets a line for each answer that was sent to its end.
 """
 
-import asyncio
 import json
 import os
 import signal
-import subprocess
+import socket
 import sys
+import threading
 import time
-from pathlib import Path
 
-DATA = Path(__file__).with_name("data")
-STREAM = (DATA / "vllm_0.32_chat_eagle_k3.sse").read_bytes()
-COMPLETION = (DATA / "vllm_0.32_completion_eagle_k3.sse").read_bytes()
+# Some hundred of these are started in the fast tests: asyncio, subprocess and pathlib are left out,
+# whose imports take as long as all the rest.
+
+
+def recorded(name: str) -> bytes:
+    """A recorded answer."""
+    with open(os.path.join(os.path.dirname(__file__), "data", name), "rb") as file:
+        return file.read()
+
+
+STREAM = recorded("vllm_0.32_chat_eagle_k3.sse")
+COMPLETION = recorded("vllm_0.32_completion_eagle_k3.sse")
 EVENTS = [event + b"\n\n" for event in STREAM.strip().split(b"\n\n")]
 SPECULATIVE = "--speculative-config" in sys.argv
 SPARED = os.environ.get("FAKE_ONLY") == "draft" and not SPECULATIVE
@@ -52,6 +60,7 @@ class Counters:
 
     requests = 0
     asked = 0
+    lock = threading.Lock()
 
     def page(self) -> str:
         n = self.requests
@@ -71,32 +80,31 @@ class Counters:
 COUNTERS = Counters()
 
 
-async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+class Cut(Exception):
+    """The connection ends here."""
+
+
+def serve(connection: socket.socket) -> None:
     """One connection: requests one after the other."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            method, path, _ = head.decode().split(" ", 2)
-            length = next(
-                (
-                    int(h.split(b":")[1])
-                    for h in head.lower().split(b"\r\n")
-                    if b"content-length" in h
-                ),
-                0,
-            )
-            body = await reader.readexactly(length)
-            if method == "POST":
-                if not await stream(writer, json.loads(body)):
-                    return
-            else:
-                await answer(writer, path)
-    except (asyncio.IncompleteReadError, ConnectionError):
+        with connection, connection.makefile("rb") as asked:
+            while first := asked.readline():
+                method, path, _ = first.decode().split(" ", 2)
+                length = 0
+                while (line := asked.readline()).strip():
+                    name, _, value = line.lower().partition(b":")
+                    length = int(value) if name == b"content-length" else length
+                body = asked.read(length)
+                if method == "POST":
+                    stream(connection, json.loads(body))
+                else:
+                    answer(connection, path)
+    except (Cut, OSError):
         pass
-    finally:
-        writer.close()
 
 
-async def answer(writer: asyncio.StreamWriter, path: str) -> None:
+def answer(connection: socket.socket, path: str) -> None:
     """The pages that are no stream."""
     status, kind, body = "200 OK", "application/json", b"{}"
     if path == "/metrics":
@@ -113,11 +121,10 @@ async def answer(writer: asyncio.StreamWriter, path: str) -> None:
     elif path == "/version":
         body = b'{"version": "0.32.0"}'
     head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    await writer.drain()
+    connection.sendall(head.encode() + body)
 
 
-async def no_stream(writer: asyncio.StreamWriter, mode: str) -> bool:
+def no_stream(connection: socket.socket, mode: str) -> bool:
     """What becomes of a request without a stream; whether that was all."""
     if mode == "core-dead":
         print(os.environ.get("FAKE_SAYS", ""), flush=True)
@@ -128,24 +135,24 @@ async def no_stream(writer: asyncio.StreamWriter, mode: str) -> bool:
         text = b'{"error":{"message":"This model\'s maximum context length is 2048.","code":400}}'
     else:
         if mode == "core-silent":
-            await asyncio.sleep(3600)
+            time.sleep(3600)
         eaten: list[bytes] = []
         while mode == "eats":
             eaten.append(b"x" * (1 << 20))
         return False
-    writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n" % (status, len(text)) + text)
-    await writer.drain()
+    connection.sendall(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n" % (status, len(text)) + text)
     return True
 
 
-async def stream(writer: asyncio.StreamWriter, body: dict[str, object]) -> bool:
-    """The recorded stream, or what MODE makes of it; whether the connection goes on."""
-    COUNTERS.asked += 1
-    mode = MODE if COUNTERS.asked > AFTER else "ok"
-    if await no_stream(writer, mode):
-        return True
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
-    writer.write(b"transfer-encoding: chunked\r\n\r\n")
+def stream(connection: socket.socket, body: dict[str, object]) -> None:
+    """The recorded stream, or what MODE makes of it."""
+    with COUNTERS.lock:
+        COUNTERS.asked += 1
+        mode = MODE if COUNTERS.asked > AFTER else "ok"
+    if no_stream(connection, mode):
+        return
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
     events = EVENTS if "messages" in body else [COMPLETION]
     if mode == "empty":
         events = [EVENTS[0], b"data: [DONE]\n\n"]
@@ -153,24 +160,20 @@ async def stream(writer: asyncio.StreamWriter, body: dict[str, object]) -> bool:
         events = [*EVENTS[:3], b'data: {"error":{"message":"EngineCore died","code":500}}\n\n']
     for number, event in enumerate(events):
         if number == 5 and mode == "cut":
-            await writer.drain()
-            return False
+            raise Cut
         if number == 5 and mode == "dies":
             words = "RuntimeError: CUDA error: an illegal memory access was encountered"
             print(os.environ.get("FAKE_SAYS", words), flush=True)
             os._exit(7)
         if number == 5 and mode == "stalls":
-            await writer.drain()
-            await asyncio.sleep(3600)
+            time.sleep(3600)
         event = event if SPECULATIVE else vanilla(event)
-        writer.write(b"%x\r\n" % len(event) + event + b"\r\n")
-        await writer.drain()
-        await asyncio.sleep(GAP_S)
-    writer.write(b"0\r\n\r\n")
-    await writer.drain()
-    COUNTERS.requests += 1
-    note(body)
-    return True
+        connection.sendall(b"%x\r\n" % len(event) + event + b"\r\n")
+        time.sleep(GAP_S)
+    connection.sendall(b"0\r\n\r\n")
+    with COUNTERS.lock:
+        COUNTERS.requests += 1
+        note(body)
 
 
 def note(body: dict[str, object]) -> None:
@@ -184,11 +187,11 @@ def note(body: dict[str, object]) -> None:
 def be_stubborn() -> None:
     """Take no notice of TERM, and have a child in a session of its own."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-    subprocess.Popen(sleep, start_new_session=True)
+    sleep = [sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"]
+    os.posix_spawn(sys.executable, sleep, os.environ)
 
 
-async def main() -> None:
+def main() -> None:
     """Serve until killed."""
     if os.environ.get("FAKE_STUBBORN"):
         be_stubborn()
@@ -197,13 +200,16 @@ async def main() -> None:
         print(os.environ.get("FAKE_SAYS", said), flush=True)
         sys.exit(1)
     if MODE == "hangs":
-        await asyncio.sleep(3600)
-    server = await asyncio.start_server(handle, "127.0.0.1", int(flag("--port")))
+        time.sleep(3600)
+    listener = socket.create_server(("127.0.0.1", int(flag("--port"))), backlog=512)
     print("recorded from vLLM 0.32", flush=True)
-    await server.serve_forever()
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
 
 if __name__ == "__main__":
     if (group := os.environ.get("FAKE_CGROUP")) and not SPARED:
-        Path(group, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-    asyncio.run(main())
+        with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
+            procs.write(str(os.getpid()))
+    main()

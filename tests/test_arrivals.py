@@ -1,5 +1,6 @@
 """The kernel's stamps: what a reader who is late still knows of when bytes came."""
 
+import os
 import socket
 import struct
 import time
@@ -8,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from specbench.load import wire as wire_module
 from specbench.load.arrivals import (
     ANCILLARY_BYTES,
     SO_TIMESTAMPNS,
@@ -159,6 +161,7 @@ def test_a_socket_that_takes_no_stamps_is_read_all_the_same() -> None:
 def test_a_real_socket_hands_stamps_on(listener: socket.socket) -> None:
     with closing(socket.create_connection(listener.getsockname())) as client:
         ask_for_stamps(client)
+        assert are_stamped()
         with closing(accepted(listener)) as server:
             server.sendall(b"x")
         client.settimeout(5)
@@ -168,3 +171,43 @@ def test_a_real_socket_hands_stamps_on(listener: socket.socket) -> None:
 
 def test_this_kernel_is_asked_whether_it_stamps() -> None:
     assert are_stamped()
+
+
+class Forgetful(socket.socket):
+    """A socket of a kernel that does not stamp yet, or never does."""
+
+    late = 0
+
+    def recvmsg(self, *sizes: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
+        data, ancillary, flags, address = super().recvmsg(*sizes)
+        type(self).late -= 1
+        return data, [] if type(self).late >= 0 else ancillary, flags, address
+
+
+@pytest.mark.parametrize(("late", "stamped"), [(3, True), (10**9, False)])
+def test_stamping_may_begin_late_or_never(
+    monkeypatch: pytest.MonkeyPatch, late: int, stamped: bool
+) -> None:
+    """Linux switches it on a few ms after the first socket asks: a first look would say no."""
+    real = socket.create_connection
+
+    def connect(address: tuple[str, int]) -> Forgetful:
+        with closing(real(address)) as sock:
+            return Forgetful(fileno=os.dup(sock.fileno()))
+
+    monkeypatch.setattr(Forgetful, "late", late)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert are_stamped() == stamped
+
+
+def test_a_wire_is_warm_when_its_packets_are_stamped(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first answers of a run without warm-up have no stamps."""
+    asked = []
+    monkeypatch.setattr(wire_module, "are_stamped", lambda: asked.append(1))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with closing(Wire(url, timeout_s=1, stall_s=1)) as made:
+        made.warm(1)
+        made.warm(2)
+    assert asked == [1]

@@ -284,7 +284,9 @@ def test_what_a_dead_host_leaves_is_measured_elsewhere_and_nothing_twice(
     if after:
         assert any("is lost to unit 2" in line and "attempt 2 of 3" in line for line in heard.said)
     else:
-        assert any("unit 2 (" in line and "lost before its host began" in line for line in heard.said)
+        assert any(
+            "unit 2 (" in line and "lost before its host began" in line for line in heard.said
+        )
     told = {case_id: len(records) for case_id, records in cluster.shares[2].measured.items()}
     assert sum(told.values()) <= after
 
@@ -334,7 +336,9 @@ def test_a_unit_that_no_host_begins_is_given_up_with_the_reason(tape: Path, tmp_
     assert len(cluster.shares) == fanout.UNBEGUN + 1
     status = store.case_status("vanilla.he.t256.c1.r0")
     assert status is not None
-    assert "11 hosts were lost before they began, the last one so: the node died" in status["problem"]
+    assert (
+        "11 hosts were lost before they began, the last one so: the node died" in status["problem"]
+    )
 
 
 def test_resuming_goes_on_where_either_executor_stopped(tape: Path, tmp_path: Path) -> None:

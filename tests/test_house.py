@@ -29,6 +29,15 @@ LAYERS = [
 ]
 
 
+@pytest.mark.parametrize("folder", ["engine", "browser"])
+def test_what_the_fast_part_does_not_look_at_is_all_marked(folder: str) -> None:
+    """See `pytest_ignore_collect` in conftest.py."""
+    for path in sorted(Path(__file__).with_name(folder).glob("test_*.py")):
+        marks = [line for line in path.read_text().splitlines() if line.startswith("pytestmark")]
+        assert len(marks) == 1, path
+        assert "pytest.mark.engine" in marks[0], path
+
+
 def imported(path: Path) -> set[str]:
     """The rooms of specbench that the file at *path* imports."""
     found = set()

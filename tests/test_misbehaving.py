@@ -16,6 +16,7 @@ import console
 import pytest
 from console import Done
 
+from specbench import arms
 from specbench.engines import vllm
 from specbench.engines.oom import OomWatch
 from specbench.engines.process import Child
@@ -104,8 +105,14 @@ ROWS: list[tuple[dict[str, str], str, str]] = [
 
 @pytest.mark.parametrize(("env", "name", "said"), ROWS, ids=lambda value: str(value)[:40])
 def test_each_failure_has_a_name_and_the_other_arm_is_measured(
-    workplace: Path, env: dict[str, str], name: str, said: str
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    env: dict[str, str],
+    name: str,
+    said: str,
 ) -> None:
+    if env["FAKE_MODE"] == "cut":  # after each of four cuts it is asked whether the engine died
+        monkeypatch.setattr(arms, "DEATH_S", 0.1)
     env = {"FAKE_ONLY": "draft", **env}
     limit = ["--set", "engine.startup_timeout_s=1.5"] if env["FAKE_MODE"] == "hangs" else []
     done = run(workplace, *limit, **env)

@@ -18,6 +18,9 @@ _STAMP = struct.Struct("qq")  # seconds, ns: struct timespec where longs have 64
 ANCILLARY_BYTES = socket.CMSG_SPACE(_STAMP.size)
 _QUICK_NS = 20_000  # two clocks read within this were not torn apart by another process
 _TRIES = 3
+# The first socket that asks has Linux switch stamping on, which a worker thread of the kernel does a
+# moment later (netstamp_work in net/core/dev.c): what arrives before has no stamp.
+_SWITCHED_ON_S = 0.5
 
 
 def ask_for_stamps(sock: socket.socket) -> None:
@@ -29,17 +32,22 @@ def ask_for_stamps(sock: socket.socket) -> None:
 
 
 def are_stamped() -> bool:
-    """Whether this kernel stamps what arrives over a connection within the machine."""
+    """Whether this kernel stamps what arrives over a connection within the machine; once it does."""
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as listener,
         closing(socket.create_connection(listener.getsockname())) as reader,
     ):
         ask_for_stamps(reader)
         writer, _ = listener.accept()
-        with closing(writer):
-            writer.sendall(b"x")
         reader.settimeout(1)
-        return bool(reader.recvmsg(1, ANCILLARY_BYTES)[1])
+        deadline = time.monotonic() + _SWITCHED_ON_S
+        with closing(writer):
+            while time.monotonic() < deadline:
+                writer.sendall(b"x")
+                if reader.recvmsg(1, ANCILLARY_BYTES)[1]:
+                    return True
+                time.sleep(0.001)
+        return False
 
 
 class Stamps:

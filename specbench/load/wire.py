@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from specbench.load.arrivals import ANCILLARY_BYTES, Stamps, ask_for_stamps
+from specbench.load.arrivals import ANCILLARY_BYTES, Stamps, are_stamped, ask_for_stamps
 from specbench.load.http1 import Ending
 
 READ_BYTES = 65536
@@ -111,6 +111,7 @@ class Wire:
         self._timeout_ns, self._stall_ns = round(timeout_s * 1e9), round(stall_s * 1e9)
         is_kernels = clock is time.perf_counter_ns and self._tls is None
         self._stamps = Stamps() if is_kernels else None
+        self._has_warmed = False
         self._address: tuple[socket.AddressFamily, tuple[str, int]] | None = None
         self._epoll = select.epoll()
         self._by_fd: dict[int, _Connection] = {}
@@ -134,7 +135,7 @@ class Wire:
     def warm(self, count: int) -> None:
         """Have *count* idle connections; one that fails will fail again, and say so, in `start`.
 
-        Not while exchanges are in flight.
+        And have the kernel stamp what comes over them. Not while exchanges are in flight.
         """
         for connection in [c for c in self._idle if not _is_alive(c)]:
             self._drop(connection)
@@ -143,6 +144,9 @@ class Wire:
                 self._open(None)
         while any(c.exchange is None for c in self._at_work):
             self.turn(CONNECT_S)
+        if self._stamps is not None and not self._has_warmed:
+            are_stamped()  # which waits until they are: our own sockets keep that going
+        self._has_warmed = True
 
     def start(self, exchange: Exchange) -> None:
         """Send the request now, or as soon as a connection is open."""

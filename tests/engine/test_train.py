@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+pytestmark = pytest.mark.engine  # not for an engine, but for torch, whose import takes a second
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

@@ -16,6 +16,7 @@ from specbench.models import checkpoint, eagle
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
+pytestmark = pytest.mark.engine  # not for an engine, but for torch, whose import takes a second
 
 VOCABULARY, HIDDEN = 64, 576  # a small vocabulary: the demo's own has 49152
 LM_HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
