@@ -29,7 +29,8 @@ ROOM_BYTES = 4 << 30
 with suppress(OSError):
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-# Workers on all cores: of more threads, those of OpenBLAS and OpenMP spin while they wait for each other. Read when numpy and torch are imported, which nothing above does.
+# Workers on all cores: of more threads, those of OpenBLAS and OpenMP spin while they wait for each other.
+# Read when numpy and torch are imported, which nothing above does.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 

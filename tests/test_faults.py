@@ -223,6 +223,6 @@ def test_tracebacks_are_told_from_those_of_pythons_own_start(checks: ModuleType)
     said = process.communicate()[1]
     assert "KeyboardInterrupt" in said
     assert checks.tracebacks(said) == ([], 1)
-    ours, pythons = checks.tracebacks(said.replace("<string>", f"{ROOT}/specbench/cli.py"))
+    ours, pythons = checks.tracebacks(said.replace("<string>", f"{ROOT}/specbench/cli/run.py"))
     assert (len(ours), pythons) == (1, 0)
     assert checks.tracebacks(json.dumps({"error": "no"})) == ([], 0)

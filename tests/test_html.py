@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from specbench import cli
 from specbench import config as configs
 from specbench.analysis.curves import curves
 from specbench.analysis.rows import rows as make_rows
 from specbench.analysis.speedup import Interval, Ratio
 from specbench.cli import app
+from specbench.cli import report as report_command
 from specbench.errors import UserError
 from specbench.records import Prompt, RequestRecord, SpecRequest
 from specbench.render.html import document, page, prompts, provenance, published, steps
@@ -512,5 +512,5 @@ class Terminal(io.StringIO):
 def test_a_page_is_not_poured_into_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", Terminal())
     with pytest.raises(UserError, match=r"-o report\.html"):
-        cli._check_html(None, None)
-    cli._check_html(None, Path("report.html"))
+        report_command._check_html(None, None)
+    report_command._check_html(None, Path("report.html"))

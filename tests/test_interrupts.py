@@ -147,11 +147,13 @@ def test_a_terminal_that_was_closed_does_not_change_the_exit_code() -> None:
     """Python itself would end with 120, because it cannot flush; 1 and a traceback before that."""
     code = """
     from specbench import cli
+    from specbench.cli.terminal import say
+    from specbench.interrupts import leave
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.read(0, 1)
     if sys.argv[1:] == ["say"]:
-        cli._say("nobody reads this")
-        cli.leave(3)
+        say("nobody reads this")
+        leave(3)
     sys.argv = ["specbench", "--version"]
     cli.main()
     """
