@@ -274,13 +274,11 @@ def _started(
 ) -> dict[str, LiveArm]:
     """Start the arms' engines, as many side by side as the machine has room for.
 
-    In a shuffled order: an engine that starts first may lie better in memory.
+    In an order that `starting_order` draws.
     """
     installation = prepared.installation
     assert installation is not None
-    first = stage.rounds[0][0]
-    shuffled = random.Random(f"{prepared.config.seed} start {first.repeat} {first.group}")
-    arms = shuffled.sample(arms, len(arms))
+    arms = starting_order(arms, stage.rounds[0][0], prepared.config.seed)
     live: dict[str, LiveArm] = {}
     children: list[Child] = []
     try:
@@ -319,6 +317,17 @@ def _ask_to_stop(children: Sequence[Child]) -> None:
     """Several engines that are slow to end must not take that long each: they end side by side."""
     for child in children:
         child.ask_to_stop()
+
+
+def starting_order(arms: Sequence[Arm], first: Case, seed: int) -> list[Arm]:
+    """*arms* as they are started in the repeat and group of the stage's *first* case.
+
+    Shuffled, and in every second repeat the other way round: an engine that starts before another
+    may lie otherwise in memory, and over an even number of repeats no arm has that more often.
+    """
+    shuffled = random.Random(f"{seed} start {first.repeat // 2} {first.group}")
+    order = shuffled.sample(arms, len(arms))
+    return order[::-1] if first.repeat % 2 else order
 
 
 def _prefork(

@@ -1,6 +1,7 @@
 """The story of a run on tapes: how often prompts are sent, and which k are measured."""
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from dataclasses import replace
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 
 from specbench import config as configs
+from specbench.arms import starting_order
 from specbench.prepare import Earlier, Prepared, document, prepare, stored
 from specbench.prompts.sets import PromptSet, prompt_set_sha256
 from specbench.records import Prompt, RequestRecord
 from specbench.run import execute
 from specbench.store import RunStore
-from specbench.sweep import Case
+from specbench.sweep import Arm, Case
 
 PROMPTS = tuple(Prompt(id=f"p{i}", turns=(f"question {i}",)) for i in range(12))
 SET = PromptSet("he", PROMPTS, prompt_set_sha256(PROMPTS), "made up", Path("he.jsonl"))
@@ -242,3 +244,18 @@ def test_a_resumed_run_goes_on_with_the_pass_that_was_cut(tape: Path) -> None:
     execute(prepared, store, Heard())
     assert cycles(store, case_id) == {0: 12, 1: 12, 2: 12}
     assert path.read_bytes().startswith(b"".join(lines[:30]))
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_over_two_repeats_each_of_two_arms_starts_before_the_other_once(group: int) -> None:
+    arms = [Arm(name, name, 0) for name in ("vanilla", "a", "b", "c")]
+    orders = [
+        [arm.id for arm in starting_order(arms, Case("x", "x", "he", 8, 1, repeat, group), seed=5)]
+        for repeat in range(10)
+    ]
+    for one, other in itertools.combinations([arm.id for arm in arms], 2):
+        before = [order.index(one) < order.index(other) for order in orders]
+        assert all(
+            is_before != again for is_before, again in zip(before[::2], before[1::2], strict=True)
+        )
+    assert len({tuple(order) for order in orders[::2]}) > 1  # drawn anew for each two repeats
