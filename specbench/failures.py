@@ -162,7 +162,10 @@ def cause_in(log: str) -> Cause | None:
 # A failed request by the words of our own clients (load/wire.py, http1.py, sse.py, clocks.py).
 # What the server says itself stands behind "HTTP 500:" or "inside the stream:".
 OF_REQUESTS: tuple[tuple[Failure, re.Pattern[str]], ...] = (
-    ("time_jumped", re.compile(r"^the (?:machine|wall clock|run) (?:slept|was)")),
+    (
+        "time_jumped",
+        re.compile(r"^the (?:machine|wall clock|run) (?:slept|was)|^specbench did not run for"),
+    ),
     ("stalled", re.compile(r"^no data for ")),
     ("timed_out", re.compile(r"^no complete answer within ")),
     ("error_in_stream", re.compile(r"^the server sent an error inside the stream")),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,9 +18,11 @@ import pytest
 
 from specbench.config import Load, Sampling
 from specbench.load.clocks import (
+    FREEZES,
     STOPS,
     Clocks,
     ClockWatch,
+    Freezes,
     Stops,
     happened_since,
     jump,
@@ -92,6 +95,27 @@ def test_a_stop_is_known_by_its_end() -> None:
         signal.signal(signal.SIGCONT, handler)
 
 
+def test_a_freeze_is_known_by_waking_late() -> None:
+    freezes = Freezes()
+    freezes.woke(-1000)
+    freezes.woke(round(1.9 * S))  # a core may be waited for as long as that
+    assert freezes.count == 0
+    freezes.woke(3 * S)
+    assert (freezes.count, freezes.last_ns) == (1, 3 * S)
+
+
+def test_who_waits_for_a_tool_notes_that_a_look_came_late() -> None:
+    seen = ClockWatch(readings(THEN, later(0.1), later(5.2), later(5.3)))
+    for _ in range(3):
+        seen.look()
+    (found,) = seen.jumps
+    assert found.told().startswith("specbench did not run for 5.0 s during this request (frozen")
+    in_flight, after = (later(4).monotonic_ns, later(6).monotonic_ns), later(5.25).monotonic_ns
+    assert seen.around(*in_flight, by_day=False, steps=False) is found
+    assert seen.around(after, after + S, by_day=False, steps=False) is None
+    assert seen.from_day_ns(later(6).day_ns) == later(6).monotonic_ns  # the clocks are as they were
+
+
 # --- our own client ------------------------------------------------------------------------------
 
 
@@ -145,6 +169,13 @@ def test_a_wall_clock_that_is_set_does_not_touch_our_own_clients_requests(url: s
     assert [record.error for record in send(url, TWO, THEN, moved, moved, moved)] == [None, None]
 
 
+def test_a_freeze_between_two_requests_harms_neither() -> None:
+    before = moment()
+    FREEZES.woke(3 * S)
+    assert "did not run for 3.0 s" in str(happened_since(before))
+    assert happened_since(moment()) is None
+
+
 def test_a_stop_between_two_requests_harms_neither() -> None:
     before = moment()
     assert happened_since(before) is None
@@ -157,8 +188,15 @@ def test_a_stop_between_two_requests_harms_neither() -> None:
 
 
 def watch(*moments: Clocks) -> ClockWatch:
-    seen = ClockWatch(readings(*moments))
-    for _ in moments[1:]:
+    """One that has seen all of them, and looked every second between."""
+    shown = [moments[0]]
+    for one in moments[1:]:
+        gap_s = (one.monotonic_ns - shown[-1].monotonic_ns) / S
+        last = shown[-1]
+        shown += [later(s, before=last) for s in range(1, int(gap_s))]
+        shown.append(one)
+    seen = ClockWatch(readings(*shown))
+    for _ in shown[1:]:
         seen.look()
     return seen
 
@@ -256,36 +294,116 @@ def of_the_run(workplace: Path) -> list[int]:
     return found
 
 
+class Run:
+    """`specbench run` in a workplace, caught in its second request."""
+
+    def __init__(self, workplace: Path) -> None:
+        self.workplace = workplace
+        command = [
+            sys.executable,
+            "-m",
+            "specbench",
+            "run",
+            "--config",
+            "c.yaml",
+            "--run-id",
+            "one",
+        ]
+        with (workplace / "said").open("wb") as said:
+            self.process = subprocess.Popen(command, cwd=workplace, stdout=said, stderr=said)
+        self.results = workplace / "results" / "one"
+        deadline = time.monotonic() + 60
+        while not self._has_answer() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)  # a request takes 1.1 s
+
+    def _has_answer(self) -> bool:
+        return any(self.results.glob("cases/*/requests.jsonl"))
+
+    def pids(self) -> list[int]:
+        """specbench first."""
+        first = self.process.pid
+        return [first, *(pid for pid in of_the_run(self.workplace) if pid != first)]
+
+    def failed_and_measured_again(self, error: str) -> None:
+        """The second request failed with that, and `--resume` measures it."""
+        assert self.process.wait(60) == 3, (self.workplace / "said").read_text(encoding="utf-8")
+        store = RunStore.open(self.results)
+        (case,) = [one["id"] for one in store.document["cases"]]
+        errors = [record.error for record in store.requests(case)]
+        assert [one and re.sub(r"\d\.\d", "N", one) for one in errors] == [None, error, None]
+        done = store.case_status(case)
+        assert done is not None
+        assert (done["status"], done["failure"]) == ("partial", "time_jumped")
+        command = [sys.executable, "-m", "specbench", "run", "--resume", "one"]
+        resumed = subprocess.run(
+            command, cwd=self.workplace, capture_output=True, text=True, check=False
+        )
+        assert resumed.returncode == 0, resumed.stderr
+        records = list(store.requests(case))
+        assert [record.ok for record in records] == [True, False, True, True]
+        took_s = [(record.end_ns - record.sent_ns) / S for record in records if record.ok]
+        assert max(took_s) < 2  # none has the time that it stood still
+        assert of_the_run(self.workplace) == []
+
+
 def test_a_run_that_was_stopped_measures_the_request_again(workplace: Path) -> None:
     """specbench and its engine stand still for a moment, as under Ctrl-Z, in the second request."""
-    command = [sys.executable, "-m", "specbench", "run"]
-    start = [*command, "--config", "c.yaml", "--run-id", "one"]
-    with (workplace / "said").open("wb") as said:
-        process = subprocess.Popen(start, cwd=workplace, stdout=said, stderr=said)
-    results = workplace / "results" / "one"
-    deadline = time.monotonic() + 60
-    while not list(results.glob("cases/*/requests.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.3)  # a request takes 1.1 s
-    stopped = [process.pid, *(pid for pid in of_the_run(workplace) if pid != process.pid)]
+    run = Run(workplace)
+    stopped = run.pids()
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(1)
     for pid in reversed(stopped):
         os.kill(pid, signal.SIGCONT)
-    assert process.wait(60) == 3, (workplace / "said").read_text(encoding="utf-8")
-    store = RunStore.open(results)
-    (case,) = [one["id"] for one in store.document["cases"]]
-    errors = [record.error for record in store.requests(case)]
-    assert errors == [None, "the run was stopped (SIGSTOP, Ctrl-Z) during this request", None]
-    done = store.case_status(case)
-    assert done is not None
-    assert (done["status"], done["failure"]) == ("partial", "time_jumped")
-    resumed = subprocess.run(
-        [*command, "--resume", "one"], cwd=workplace, capture_output=True, text=True, check=False
+    run.failed_and_measured_again("the run was stopped (SIGSTOP, Ctrl-Z) during this request")
+
+
+@pytest.fixture
+def freezer() -> Iterator[Callable[[Sequence[int]], None]]:
+    """Freezes processes for 3 s as `docker pause` does, where this machine lets us."""
+    old = Path(f"/sys/fs/cgroup/freezer/specbench-test-{os.getpid()}")
+    new = Path(f"/sys/fs/cgroup/specbench-test-{os.getpid()}")
+    group = old if old.parent.is_dir() else new
+    switch, freeze, thaw = (
+        ("freezer.state", "FROZEN", "THAWED") if group is old else ("cgroup.freeze", "1", "0")
     )
-    assert resumed.returncode == 0, resumed.stderr
-    records = list(store.requests(case))
-    assert [record.ok for record in records] == [True, False, True, True]
-    assert all((r.end_ns - r.sent_ns) / S < 2 for r in records if r.ok)  # none has the second
-    assert of_the_run(workplace) == []
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error.strerror}")
+
+    def freeze_for_3_s(pids: Sequence[int]) -> None:
+        try:
+            for pid in pids:
+                (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
+            (group / switch).write_text(freeze, encoding="ascii")
+        except OSError as error:
+            pytest.skip(f"nothing can be frozen here: {error.strerror}")
+        time.sleep(3)
+        (group / switch).write_text(thaw, encoding="ascii")
+
+    try:
+        yield freeze_for_3_s
+    finally:
+        with suppress(OSError):
+            (group / switch).write_text(thaw, encoding="ascii")
+        for _ in range(100):
+            try:
+                group.rmdir()
+                break
+            except OSError:  # its last process is not quite gone
+                time.sleep(0.05)
+
+
+@pytest.mark.engine
+def test_a_run_that_was_frozen_with_its_container_measures_the_request_again(
+    workplace: Path, freezer: Callable[[Sequence[int]], None]
+) -> None:
+    """No signal tells of that: the client wakes seconds after it wanted to."""
+    run = Run(workplace)
+    freezer(run.pids())
+    run.failed_and_measured_again(
+        "specbench did not run for N s during this request "
+        "(frozen with its container or virtual machine, or starved of the CPU)"
+    )

@@ -1,9 +1,10 @@
-"""Time that did not pass for everybody: a machine that slept, a run that was stopped, a clock that was set.
+"""Time that did not pass for everybody: a machine that slept, a run that stood still, a clock that was set.
 
 Times are CLOCK_MONOTONIC, which stands still while the machine sleeps (a closed laptop's lid), and goes
-on while this process is stopped (Ctrl-Z). A request around either has times that no engine took: it
-is failed with that reason, so that no figure holds it and `--resume` measures it again. Tools that
-stamp with the time of day (perf_analyzer) are wrong around every step of that clock as well.
+on while this process is stopped (Ctrl-Z) or is frozen with its container or virtual machine. A request
+around one of these has times that no engine took: it is failed with that reason, so that no figure
+holds it and `--resume` measures it again. Tools that stamp with the time of day (perf_analyzer) are
+wrong around every step of that clock as well.
 """
 
 import os
@@ -19,6 +20,10 @@ ASLEEP_NS = 50_000_000  # a machine needs longer than that to sleep and wake up
 STEP_NS = 5_000_000  # slewing (adjtime) moves both clocks alike; only setting the clock is a step
 TORN_NS = 1_000_000  # clocks that are read further apart than this are read again
 TRIES = 5
+BEAT_S = 0.1  # between two looks while a tool is waited for
+# A process that wakes so much later than it asked for did not wait for a core. Nothing tells it of that,
+# unlike of SIGSTOP: `docker pause` uses the freezer of control groups.
+FROZEN_NS = 2_000_000_000
 READ_BY = {
     "monotonic_ns": time.CLOCK_MONOTONIC,
     "boot_ns": time.CLOCK_BOOTTIME,
@@ -51,12 +56,28 @@ class Jump:
     after: Clocks
     slept_ns: int = 0
     stepped_ns: int = 0
+    frozen_ns: int = 0
+
+    @property
+    def spoils_durations(self) -> bool:
+        """Whether it is in every time that went by meanwhile, and not in the time of day only."""
+        return bool(self.slept_ns or self.frozen_ns)
 
     def told(self) -> str:
         """In words, as the `error` of a request."""
         if self.slept_ns:
             return f"the machine slept for {self.slept_ns / 1e9:.1f} s during this request"
+        if self.frozen_ns:
+            return frozen(self.frozen_ns)
         return f"the wall clock was set by {self.stepped_ns / 1e9:+.3f} s during this request"
+
+
+def frozen(ns: int) -> str:
+    """In words, as the `error` of a request."""
+    return (
+        f"specbench did not run for {ns / 1e9:.1f} s during this request "
+        "(frozen with its container or virtual machine, or starved of the CPU)"
+    )
 
 
 def jump(before: Clocks, after: Clocks) -> Jump | None:
@@ -70,7 +91,7 @@ def jump(before: Clocks, after: Clocks) -> Jump | None:
 
 
 class ClockWatch:
-    """Notes every jump between two looks; whoever waits for a tool looks ten times a second."""
+    """Notes every jump between two looks; whoever waits for a tool looks every BEAT_S."""
 
     def __init__(self, read: Callable[[], Clocks] = read_clocks) -> None:
         self._read, self._last = read, read()
@@ -80,8 +101,11 @@ class ClockWatch:
     def look(self) -> None:
         """Compare the clocks with those of the last look."""
         now = self._read()
+        late_ns = now.monotonic_ns - self._last.monotonic_ns - round(BEAT_S * 1e9)
         if (found := jump(self._last, now)) is not None:
             self.jumps.append(found)
+        elif late_ns > FROZEN_NS:
+            self.jumps.append(Jump(self._last, now, frozen_ns=late_ns))
         self._last = now
 
     def from_day_ns(self, day_ns: int) -> int:
@@ -96,10 +120,10 @@ class ClockWatch:
         """The jump that a request may have been in flight at.
 
         *by_day*: its times are of the time of day, not of CLOCK_MONOTONIC; *steps*: whether it is
-        wrong around a step of the wall clock, and not after a sleep only.
+        wrong around a step of the wall clock as well.
         """
         for one in self.jumps:
-            if not (one.slept_ns or steps):
+            if not (one.spoils_durations or steps):
                 continue
             if by_day:
                 # Set back, the clock shows the time between twice: either may be meant.
@@ -148,7 +172,22 @@ def has_terminal() -> bool:
     return True
 
 
+class Freezes:
+    """Counts how often this process woke from a wait FROZEN_NS later than it had asked for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last_ns = 0
+
+    def woke(self, late_ns: int) -> None:
+        """Whoever waits for answers says after each wait how much too late that ended."""
+        if late_ns > FROZEN_NS:
+            self.count += 1
+            self.last_ns = late_ns
+
+
 STOPS = Stops()
+FREEZES = Freezes()
 
 
 class Moment(NamedTuple):
@@ -156,11 +195,12 @@ class Moment(NamedTuple):
 
     clocks: Clocks
     stops: int
+    freezes: int
 
 
 def moment(read: Callable[[], Clocks] = read_clocks) -> Moment:
     """Now."""
-    return Moment(read(), STOPS.count)
+    return Moment(read(), STOPS.count, FREEZES.count)
 
 
 def happened_since(began: Moment, read: Callable[[], Clocks] = read_clocks) -> str | None:
@@ -171,4 +211,6 @@ def happened_since(began: Moment, read: Callable[[], Clocks] = read_clocks) -> s
     if STOPS.count != began.stops:
         return "the run was stopped (SIGSTOP, Ctrl-Z) during this request"
     found = jump(began.clocks, read())
-    return found.told() if found is not None and found.slept_ns else None
+    if found is not None and found.slept_ns:
+        return found.told()
+    return frozen(FREEZES.last_ns) if FREEZES.count != began.freezes else None

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from specbench.load.arrivals import ANCILLARY_BYTES, Stamps, are_stamped, ask_for_stamps
+from specbench.load.clocks import FREEZES
 from specbench.load.http1 import Ending
 
 READ_BYTES = 65536
@@ -30,6 +31,7 @@ CONNECT_S = 10.0
 SWITCH_S = 20e-6  # how long another thread may hold the interpreter once bytes have arrived
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 NEVER = 1 << 62  # ns
+LOOK_S = 0.25  # the longest wait in one go: a process that wakes much later was frozen
 EVENT_END = b"\n\n"
 
 
@@ -165,9 +167,12 @@ class Wire:
             self._end_early(exchange, f"the request failed: {_connect_error(error)}")
 
     def turn(self, timeout_s: float | None) -> list[Exchange]:
-        """Wait once, at most *timeout_s*, and take what arrived; the exchanges that ended."""
-        ready = self._epoll.poll(self._patience_s(timeout_s))
+        """Wait once, at most *timeout_s* or LOOK_S, and take what arrived; the exchanges that ended."""
+        patience_s = self._patience_s(timeout_s)
+        began_ns = time.monotonic_ns()
+        ready = self._epoll.poll(patience_s)
         now_ns = self._clock()
+        FREEZES.woke(time.monotonic_ns() - began_ns - round(patience_s * 1e9))
         if ready and self._stamps is not None:
             self._stamps.compare_clocks()
         for fd, events in ready:
@@ -188,12 +193,13 @@ class Wire:
         ended, self._ended = self._ended, []
         return ended
 
-    def _patience_s(self, timeout_s: float | None) -> float | None:
+    def _patience_s(self, timeout_s: float | None) -> float:
         if self._ended:
             return 0
+        timeout_s = LOOK_S if timeout_s is None else min(timeout_s, LOOK_S)
         if self._check_ns != NEVER:
             left_s = max(0.0, (self._check_ns - self._clock()) / 1e9)
-            timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
+            timeout_s = min(timeout_s, left_s)
         return timeout_s
 
     # --- opening ---------------------------------------------------------------------------------
