@@ -17,7 +17,7 @@ from specbench.config import Config
 from specbench.engines import vllm
 from specbench.engines.process import Child, PreforkServer
 from specbench.engines.server import attach
-from specbench.engines.triton import TritonModel, TritonServer, write_model
+from specbench.engines.triton import REPOSITORY, TritonModel, TritonServer, write_model
 from specbench.errors import EngineError, FailedFast
 from specbench.failures import Failure, Trouble, of_request, status_text, without_prefix
 from specbench.load.base import LoadGenerator
@@ -27,7 +27,7 @@ from specbench.load.tool_client import Target
 from specbench.prepare import Prepared
 from specbench.records import EngineCounters, EngineFacts, RequestRecord
 from specbench.store import RunStore
-from specbench.sweep import Arm, Case, Stage, served_names
+from specbench.sweep import Arm, Case, Stage
 
 LOOK_S = 0.25  # between two looks at engines that take seconds to start; less for quicker ones
 DEATH_S = 0.5  # within which a process that drops its connections is known to be dead
@@ -142,7 +142,7 @@ class Engines:
         except EngineError as error:
             fail_arms(prepared, store, progress, stage, arms, error)
             return {}
-        return _loaded(triton, self._served_names(), prepared, store, progress, stage, arms, stack)
+        return _loaded(triton, prepared.model_names, prepared, store, progress, stage, arms, stack)
 
     def triton(self) -> TritonServer:
         """The run's Triton, started (or found) when it is first needed, and again when it died.
@@ -152,16 +152,15 @@ class Engines:
         """
         if self._triton is None or self._triton.has_died:
             prepared, store = self.prepared, self._store
-            folder = store.path / "engines" / "triton"
-            repository = folder / "model_repository"
+            repository = store.path / REPOSITORY
             for arm_id, launch in prepared.launches.items():
-                write_model(repository, self._served_names()[arm_id], launch.model_json)
+                write_model(repository, prepared.model_names[arm_id], launch.model_json)
             env = next(iter(prepared.launches.values())).env if prepared.launches else {}
             self._triton = self._stack.enter_context(
                 TritonServer(
                     command=prepared.config.engine.server,
                     repository=repository,
-                    folder=folder,
+                    folder=repository.parent,
                     env=env,
                     url=prepared.config.engine.url,
                     grpc_url=prepared.config.engine.grpc_url,
@@ -170,11 +169,6 @@ class Engines:
                 )
             )
         return self._triton
-
-    def _served_names(self) -> dict[str, str]:
-        """The models' names by arm."""
-        config, arms = self.prepared.config, self.prepared.plan.arms
-        return {**served_names(arms), **config.engine.models}
 
 
 def _loaded(
@@ -278,7 +272,7 @@ def _started(
     """
     installation = prepared.installation
     assert installation is not None
-    arms = starting_order(arms, stage.rounds[0][0], prepared.config.seed)
+    arms = [arm for arm in starting_order(stage, prepared.config.seed) if arm in arms]
     live: dict[str, LiveArm] = {}
     children: list[Child] = []
     try:
@@ -319,14 +313,15 @@ def _ask_to_stop(children: Sequence[Child]) -> None:
         child.ask_to_stop()
 
 
-def starting_order(arms: Sequence[Arm], first: Case, seed: int) -> list[Arm]:
-    """*arms* as they are started in the repeat and group of the stage's *first* case.
+def starting_order(stage: Stage, seed: int) -> list[Arm]:
+    """The stage's arms as they are started, also where not all of them are.
 
     Shuffled, and in every second repeat the other way round: an engine that starts before another
     may lie otherwise in memory, and over an even number of repeats no arm has that more often.
     """
+    first = stage.rounds[0][0]
     shuffled = random.Random(f"{seed} start {first.repeat // 2} {first.group}")
-    order = shuffled.sample(arms, len(arms))
+    order = shuffled.sample(stage.arms, len(stage.arms))
     return order[::-1] if first.repeat % 2 else order
 
 

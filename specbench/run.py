@@ -6,6 +6,7 @@ A failed engine or request becomes a fact about its case; the sweep goes on with
 --fail-fast, ends there).
 """
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -38,6 +39,7 @@ from specbench.sweep import VANILLA, Case, Stage, turns
 from specbench.telemetry.start import sampled
 
 FAILURES_THAT_STOP_A_CASE = 3
+PART_OF_STREAMS = 4  # prompts for each stream that an arm is sent before it is another's turn
 # Of these, so many in a row stop a case at once: each of the others in flight costs its whole limit.
 COSTLY: frozenset[Failure] = frozenset({"stalled", "timed_out", "unreachable"})
 
@@ -251,9 +253,8 @@ def _run_cycle(
     if cycle:
         random.Random(seed).shuffle(prompts)
     done = {case.id: _whole_conversations(store, case, prompts, cycle) for case in cases}
-    alone = cases[0].concurrency == 1 and cases[0].rate is None
-    in_turns = alone and all(live[case.arm].client.unit == "conversation" for case in cases)
-    units: list[Sequence[Prompt]] = [[p] for p in prompts] if in_turns else [prompts]
+    in_turns = all(live[case.arm].client.unit == "conversation" for case in cases)
+    units = units_of(prompts, cases[0]) if in_turns else [prompts]
     for unit, order in turns(cases, units, seed):
         for case in order:
             left = [prompt for prompt in unit if prompt.id not in done[case.id]]
@@ -265,6 +266,21 @@ def _run_cycle(
                     if prepared.fail_fast:
                         whole = prepared.prompt_sets[case.prompt_set].prompts
                         _close_case(prepared, store, case, whole, trouble)
+
+
+def units_of(prompts: Sequence[Prompt], case: Case) -> list[Sequence[Prompt]]:
+    """*prompts* in the parts that all arms are sent before the next part.
+
+    One by one; some at a time where several are in flight, so that the last of a part, which have
+    fewer beside them, are few; and all of them at a rate, whose arrivals are drawn for the whole.
+    """
+    if case.rate is not None:
+        return [prompts]
+    if case.concurrency == 1:
+        return [[prompt] for prompt in prompts]
+    count = max(1, len(prompts) // (PART_OF_STREAMS * case.concurrency))
+    edges = [len(prompts) * place // count for place in range(count + 1)]
+    return [prompts[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
 def _watch(prepared: Prepared, store: RunStore, cases: Sequence[Case]) -> PrecisionWatch | None:

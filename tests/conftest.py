@@ -27,7 +27,10 @@ os.environ.setdefault("SPECBENCH_CALIBRATION", "off")  # a second for each run
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 4 << 30
 with suppress(OSError):
-    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
+    has_room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES
+    if (
+        has_room and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    ):  # docker's are, and we run scripts
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 # Workers on all cores: of more threads, those of OpenBLAS and OpenMP spin while they wait for each other.
 # Read when numpy and torch are imported, which nothing above does.
@@ -36,6 +39,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 SLOW = {Path(__file__).with_name("engine"), Path(__file__).with_name("browser")}
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many workers, if nobody says: engines are started one at a time, because they are measured.
+
+    The fast part has more than there are cores, since tests wait for processes half of their time.
+    """
+    return 4 if config.option.markexpr.startswith("not engine") else 0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -63,7 +63,8 @@ class Counters:
     lock = threading.Lock()
 
     def page(self) -> str:
-        n = self.requests
+        with self.lock:
+            n = self.requests
         per_pos = [5, 1, 0]
         lines = [f"vllm:generation_tokens_total {24 * n}", f"vllm:prompt_tokens_total {38 * n}"]
         lines += [f'vllm:request_success_total{{finished_reason="length"}} {n}']
@@ -170,8 +171,8 @@ def stream(connection: socket.socket, body: dict[str, object]) -> None:
         event = event if SPECULATIVE else vanilla(event)
         connection.sendall(b"%x\r\n" % len(event) + event + b"\r\n")
         time.sleep(GAP_S)
-    connection.sendall(b"0\r\n\r\n")
-    with COUNTERS.lock:
+    with COUNTERS.lock:  # whoever reads the counters after the last byte sees them moved
+        connection.sendall(b"0\r\n\r\n")
         COUNTERS.requests += 1
         note(body)
 
@@ -187,8 +188,8 @@ def note(body: dict[str, object]) -> None:
 def be_stubborn() -> None:
     """Take no notice of TERM, and have a child in a session of its own."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sleep = [sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"]
-    os.posix_spawn(sys.executable, sleep, os.environ)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    os.posix_spawn(sys.executable, sleep, os.environ, setsid=True)
 
 
 def main() -> None:

@@ -271,6 +271,12 @@ def begin_in(tape: Path, folder: Path, *sets: str) -> tuple[Prepared, RunStore]:
     return prepared, RunStore.create(folder, "run", about)
 
 
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanout, "PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize("after", range(0, 22, 3))
 def test_what_a_dead_host_leaves_is_measured_elsewhere_and_nothing_twice(
     tape: Path, tmp_path: Path, after: int
@@ -320,6 +326,7 @@ def test_a_unit_whose_hosts_keep_dying_is_given_up_with_the_reason(
     assert status["failure"] == "not_measured"
 
 
+@pytest.mark.usefixtures("without_pauses")
 def test_hosts_that_are_lost_before_they_begin_are_no_attempts(tape: Path, tmp_path: Path) -> None:
     """Ray may send to a node that it does not know to be dead, and more than once."""
     prepared, store = begin(tape, "repeats=1")
@@ -329,6 +336,7 @@ def test_hosts_that_are_lost_before_they_begin_are_no_attempts(tape: Path, tmp_p
     assert any("host4 is lost" in line and "attempt 3 of 3" in line for line in heard.said)
 
 
+@pytest.mark.usefixtures("without_pauses")
 def test_a_unit_that_no_host_begins_is_given_up_with_the_reason(tape: Path, tmp_path: Path) -> None:
     prepared, store = begin(tape, "repeats=1")
     cluster = FakeCluster(tmp_path, dies=dict.fromkeys(range(100), 0))
@@ -336,9 +344,24 @@ def test_a_unit_that_no_host_begins_is_given_up_with_the_reason(tape: Path, tmp_
     assert len(cluster.shares) == fanout.UNBEGUN + 1
     status = store.case_status("vanilla.he.t256.c1.r0")
     assert status is not None
-    assert (
-        "11 hosts were lost before they began, the last one so: the node died" in status["problem"]
-    )
+    assert "sent 11 times, and no host began; the last time: the node died" in status["problem"]
+
+
+def test_an_error_of_the_unit_itself_is_an_attempt_also_where_nothing_was_told(
+    tape: Path, tmp_path: Path
+) -> None:
+    """No specbench on the node, say: that is the same the eleventh time."""
+
+    class Failing(FakeCluster):
+        def news(self, timeout_s: float) -> Sequence[News]:
+            tickets = list(self.lines)
+            self.lines.clear()
+            return [News(ticket, over=True, lost="No module", ran=True) for ticket in tickets]
+
+    prepared, store = begin(tape, "repeats=1")
+    cluster = Failing(tmp_path)
+    assert execute(prepared, store, Heard(), on(cluster)) == "partial"
+    assert len(cluster.shares) == fanout.ATTEMPTS
 
 
 def test_resuming_goes_on_where_either_executor_stopped(tape: Path, tmp_path: Path) -> None:

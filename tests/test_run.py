@@ -16,9 +16,9 @@ from specbench.arms import starting_order
 from specbench.prepare import Earlier, Prepared, document, prepare, stored
 from specbench.prompts.sets import PromptSet, prompt_set_sha256
 from specbench.records import Prompt, RequestRecord
-from specbench.run import execute
+from specbench.run import execute, units_of
 from specbench.store import RunStore
-from specbench.sweep import Arm, Case
+from specbench.sweep import Arm, Case, Stage
 
 PROMPTS = tuple(Prompt(id=f"p{i}", turns=(f"question {i}",)) for i in range(12))
 SET = PromptSet("he", PROMPTS, prompt_set_sha256(PROMPTS), "made up", Path("he.jsonl"))
@@ -248,14 +248,38 @@ def test_a_resumed_run_goes_on_with_the_pass_that_was_cut(tape: Path) -> None:
 
 @pytest.mark.parametrize("group", range(3))
 def test_over_two_repeats_each_of_two_arms_starts_before_the_other_once(group: int) -> None:
-    arms = [Arm(name, name, 0) for name in ("vanilla", "a", "b", "c")]
-    orders = [
-        [arm.id for arm in starting_order(arms, Case("x", "x", "he", 8, 1, repeat, group), seed=5)]
-        for repeat in range(10)
-    ]
+    arms = tuple(Arm(name, name, 0) for name in ("vanilla", "a", "b", "c"))
+
+    def stage(repeat: int) -> Stage:
+        return Stage(arms, ((Case("x", "x", "he", 8, 1, repeat, group),),))
+
+    orders = [[arm.id for arm in starting_order(stage(repeat), seed=5)] for repeat in range(10)]
     for one, other in itertools.combinations([arm.id for arm in arms], 2):
         before = [order.index(one) < order.index(other) for order in orders]
         assert all(
             is_before != again for is_before, again in zip(before[::2], before[1::2], strict=True)
         )
     assert len({tuple(order) for order in orders[::2]}) > 1  # drawn anew for each two repeats
+
+
+@pytest.mark.parametrize(
+    ("prompts", "concurrency", "rate", "sizes"),
+    [
+        (5, 1, None, [1] * 5),
+        (80, 4, None, [16] * 5),
+        (80, 8, None, [40, 40]),
+        (20, 2, None, [10, 10]),
+        (23, 2, None, [11, 12]),
+        (7, 2, None, [7]),  # too few for two parts
+        (80, 4, 2.0, [80]),  # arrivals are drawn for all of them
+    ],
+)
+def test_arms_take_turns_part_by_part(
+    prompts: int, concurrency: int, rate: float | None, sizes: list[int]
+) -> None:
+    """With several in flight, not one whole set after the other: the machine may drift between."""
+    case = Case("x", "x", "he", 8, concurrency, 0, rate=rate)
+    some = [Prompt(id=str(i), turns=("x",)) for i in range(prompts)]
+    parts = units_of(some, case)
+    assert [prompt for part in parts for prompt in part] == some
+    assert [len(part) for part in parts] == sizes

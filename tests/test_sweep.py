@@ -197,6 +197,14 @@ def test_a_unit_is_done_with_before_the_next_and_no_arm_is_always_first() -> Non
     assert sent == list(turns(round_, [[i] for i in range(20)], "0"))
 
 
+def test_of_two_arms_each_is_first_in_one_of_two_units() -> None:
+    """So that a machine that slows down as it goes is not in their ratio, however few units there are."""
+    (round_, *_) = whole_plan("interleaved").stages[0].rounds
+    for seed in "abc":
+        firsts = [cases[0] for _, cases in turns(round_[:2], [[i] for i in range(6)], seed)]
+        assert all(a != b for a, b in zip(firsts[::2], firsts[1::2], strict=True))
+
+
 def test_rates_are_an_axis_of_their_own() -> None:
     made = plan(config(ngram(2), rate=[0.5, 2], max_tokens=[8, 16]), ["he"])
     loads = {(case.rate, case.concurrency) for case in made.cases}

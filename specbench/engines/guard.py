@@ -71,12 +71,17 @@ def cover(log: str | os.PathLike[str], secrets: Iterable[str]) -> None:
 
 
 def forget_openmp(folder: str = SHARED_MEMORY) -> None:
-    """Delete what OpenMP left in *folder* of processes of ours that are gone."""
+    """Delete what OpenMP left in *folder* of processes of ours that are gone.
+
+    Another container that shares the folder, but not its process numbers, may lose some of living
+    ones: OpenMP looks them up at its own start and end only, and goes on without.
+    """
     with suppress(OSError):
         for name in os.listdir(folder):
             pid, _, user = name.removeprefix(OPENMP_PREFIX).partition("_")
             if (
                 name.startswith(OPENMP_PREFIX)
+                and pid.isascii()
                 and pid.isdecimal()
                 and user == str(os.getuid())
                 and not os.path.exists(f"/proc/{pid}")

@@ -23,7 +23,10 @@ from specbench.run import Executor, Measure
 from specbench.store import RunStore
 
 ATTEMPTS = 3  # at a unit; each but the first because a node died
-UNBEGUN = 10  # further ones that were lost before their host said a word, and so measured nothing
+# Further ones that were lost with their node before it said a word, and so measured nothing: sent to one that
+# was not known to be dead yet. A cluster takes a while to know, so there is a pause before each.
+UNBEGUN = 10
+PAUSE_S = 5.0
 LOOK_S = 0.5
 NODES_S = 5.0  # between two looks at the nodes
 NO_NODE_S = 60.0  # without a node that could take a unit, before it is given up
@@ -32,12 +35,16 @@ KILLED = 128  # a status from here on is a signal's: the kernel's, say, for want
 
 @dataclass(frozen=True)
 class News:
-    """Of one ticket: *lines* that its unit told; or that it is over, *lost* with the reason or not."""
+    """Of one ticket: *lines* that its unit told; or that it is over, *lost* with the reason or not.
+
+    *ran*: it was lost by an error of its own and not with its node, so that it counts as an attempt.
+    """
 
     ticket: int
     lines: str = ""
     over: bool = False
     lost: str | None = None
+    ran: bool = False
 
 
 class Cluster(Protocol):
@@ -80,6 +87,7 @@ class FanOut:
     def __init__(self, cluster: Cluster, store: RunStore, progress: Progress) -> None:
         self._cluster, self._store, self._progress = cluster, store, progress
         self._running: dict[int, _Attempt] = {}
+        self._paused: list[tuple[float, _Attempt]] = []  # sent again from that moment on
         self._next_start: dict[str, int] = {}
         self._prepared: Prepared
         self._order = ""
@@ -101,7 +109,8 @@ class FanOut:
                 raise EngineError(f"{unit} needs {needs[unit.number]}: {why}.")
         for unit in todo:
             self._submit(unit, needs[unit.number])
-        while self._running:
+        while self._running or self._paused:
+            self._end_pauses(needs)
             for news in self._cluster.news(LOOK_S):
                 attempt = self._running[news.ticket]
                 if news.lines:
@@ -111,7 +120,7 @@ class FanOut:
                         self._progress.say(f"{attempt.unit} is measured on {attempt.keeper.host}")
                 if news.over:
                     del self._running[news.ticket]
-                    self._end(attempt, needs[attempt.unit.number], news.lost)
+                    self._end(attempt, needs[attempt.unit.number], news)
             self._give_up_without_node(needs)
 
     def _is_left(self, unit: Unit) -> bool:
@@ -154,9 +163,16 @@ class FanOut:
         found = (hosts.get((arm, record.start)) for arm, records in last for record in records)
         return next((host for host in found if host is not None), None)
 
-    def _end(self, attempt: _Attempt, needs: Needs, lost: str | None) -> None:
+    def _end_pauses(self, needs: dict[int, Needs]) -> None:
+        now = time.monotonic()
+        for at, one in list(self._paused):
+            if at <= now:
+                self._paused.remove((at, one))
+                self._submit(one.unit, needs[one.unit.number], one.number, one.unbegun)
+
+    def _end(self, attempt: _Attempt, needs: Needs, news: News) -> None:
         """Keep why a unit ended before its time; have it measured further where its node died."""
-        keeper, unit = attempt.keeper, attempt.unit
+        keeper, unit, lost = attempt.keeper, attempt.unit, news.lost
         if lost is None and keeper.status is not None and keeper.status < KILLED:
             if keeper.status != 0:
                 why = keeper.refused or f"the unit ended with status {keeper.status}:\n{keeper.log}"
@@ -165,24 +181,27 @@ class FanOut:
         why = lost or f"the unit was killed with status {keeper.status}:\n{keeper.log}".strip()
         if not self._is_left(unit):
             return
-        number, unbegun = attempt.number, attempt.unbegun
-        if attempt.has_begun:
-            number += 1
-        else:
-            unbegun += 1
-        if number > ATTEMPTS:
+        if not (attempt.has_begun or news.ran):
+            self._again_later(attempt, why)
+        elif attempt.number == ATTEMPTS:
             self._fail(unit, f"{ATTEMPTS} attempts failed, the last one on {keeper.host}: {why}")
+        else:
+            number = attempt.number + 1
+            self._progress.say(
+                f"{keeper.host} is lost to {unit}: {why}\n"
+                f"What is not measured of it goes to another (attempt {number} of {ATTEMPTS})"
+            )
+            self._submit(unit, needs, number, attempt.unbegun)
+
+    def _again_later(self, attempt: _Attempt, why: str) -> None:
+        """Send what no host began once more, but for the UNBEGUN-th time."""
+        unit = attempt.unit
+        if attempt.unbegun == UNBEGUN:
+            self._fail(unit, f"sent {UNBEGUN + 1} times, and no host began; the last time: {why}")
             return
-        if unbegun > UNBEGUN:
-            self._fail(unit, f"{unbegun} hosts were lost before they began, the last one so: {why}")
-            return
-        self._progress.say(
-            f"{keeper.host} is lost to {unit}: {why}\n"
-            f"What is not measured of it goes to another (attempt {number} of {ATTEMPTS})"
-            if attempt.has_begun
-            else f"{unit} was lost before its host began: {why}\nIt is sent again."
-        )
-        self._submit(unit, needs, number, unbegun)
+        self._progress.say(f"{unit} was lost before its host began: {why}\nIt is sent again.")
+        attempt.unbegun += 1
+        self._paused.append((time.monotonic() + PAUSE_S, attempt))
 
     def _fail(self, unit: Unit, why: str) -> None:
         """Give the cases that nobody measures any more the reason."""

@@ -203,7 +203,7 @@ class RayCluster:
             return News(ticket, over=True)
         except self._ray.exceptions.RayTaskError as error:
             why = str(error).strip().splitlines()[-1]
-            return News(ticket, over=True, lost=f"{why} ({SAME})")
+            return News(ticket, over=True, lost=f"{why} ({SAME})", ran=True)
         except self._ray.exceptions.RayError as error:
             return News(ticket, over=True, lost=_first_sentence(str(error)))
 

@@ -1,7 +1,8 @@
 """Time that did not pass for everybody: a machine that slept, a run that stood still, a clock that was set.
 
 Times are CLOCK_MONOTONIC, which stands still while the machine sleeps (a closed laptop's lid), and goes
-on while this process is stopped (Ctrl-Z) or is frozen with its container or virtual machine. A request
+on while this process is stopped (Ctrl-Z) or is frozen with its container, or with a virtual machine
+whose clock goes on. A request
 around one of these has times that no engine took: it is failed with that reason, so that no figure
 holds it and `--resume` measures it again. Tools that stamp with the time of day (perf_analyzer) are
 wrong around every step of that clock as well.
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 ASLEEP_NS = 50_000_000  # a machine needs longer than that to sleep and wake up
@@ -91,21 +92,27 @@ def jump(before: Clocks, after: Clocks) -> Jump | None:
 
 
 class ClockWatch:
-    """Notes every jump between two looks; whoever waits for a tool looks every BEAT_S."""
+    """Notes every jump between two looks; whoever waits for a tool does so by `wait`."""
 
     def __init__(self, read: Callable[[], Clocks] = read_clocks) -> None:
         self._read, self._last = read, read()
         self._offset_ns = self._last.monotonic_ns - self._last.day_ns
         self.jumps: list[Jump] = []
 
-    def look(self) -> None:
-        """Compare the clocks with those of the last look."""
+    def wait(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Sleep for BEAT_S, and look."""
+        began_ns = self._read().monotonic_ns
+        sleep(BEAT_S)
+        self.look(late_ns=self._read().monotonic_ns - began_ns - round(BEAT_S * 1e9))
+
+    def look(self, *, late_ns: int = 0) -> None:
+        """Compare the clocks with those of the last look. A sleep before that ended *late_ns* too late."""
         now = self._read()
-        late_ns = now.monotonic_ns - self._last.monotonic_ns - round(BEAT_S * 1e9)
-        if (found := jump(self._last, now)) is not None:
+        found = jump(self._last, now)
+        if late_ns > FROZEN_NS and not (found and found.slept_ns):
+            found = replace(found or Jump(self._last, now), frozen_ns=late_ns)
+        if found is not None:
             self.jumps.append(found)
-        elif late_ns > FROZEN_NS:
-            self.jumps.append(Jump(self._last, now, frozen_ns=late_ns))
         self._last = now
 
     def from_day_ns(self, day_ns: int) -> int:

@@ -52,7 +52,7 @@ class DirectClient:
     Times are `clock` in ns: `sent_ns` just before the request is written, `chunk_ns` when its bytes
     could be read. With `seed_of`, each prompt is sampled with a seed of its own; `arrival_seed`
     draws the arrivals of an open loop, the same for every `send`. A request during which the machine
-    slept, or the run was stopped, fails: see `clocks`.
+    slept, or the run was stopped or frozen, fails: see `clocks`.
     """
 
     unit = "conversation"

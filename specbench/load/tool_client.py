@@ -19,7 +19,7 @@ from specbench.engines.process import Child, log_tail
 from specbench.errors import EngineError, LoadError
 from specbench.load import answers, sse
 from specbench.load.base import OnRecord
-from specbench.load.clocks import BEAT_S, ClockWatch
+from specbench.load.clocks import ClockWatch
 from specbench.load.dialects import Dialect, OpenAI, dialect_for
 from specbench.load.tools import Installed
 from specbench.records import Prompt, RequestRecord, ToolReport
@@ -229,9 +229,8 @@ class ToolClient(ABC):
                             f"{name} was not done after {limit_s:.0f} s.",
                             hint=f"Its log: {log}\n{self._without_key(log_tail(log, 5))}",
                         )
-                    clocks.look()
                     self._waiting(f"{name} sends {job.requests} requests ({passed_s:.0f} s)")
-                    time.sleep(BEAT_S)
+                    clocks.wait()
         except EngineError as error:  # the process could not be started
             raise LoadError(error.message) from None
         clocks.look()

@@ -114,6 +114,7 @@ class Wire:
         is_kernels = clock is time.perf_counter_ns and self._tls is None
         self._stamps = Stamps() if is_kernels else None
         self._has_warmed = False
+        self._left_ns: int | None = None  # the end of the last turn, where something was in flight
         self._address: tuple[socket.AddressFamily, tuple[str, int]] | None = None
         self._epoll = select.epoll()
         self._by_fd: dict[int, _Connection] = {}
@@ -133,6 +134,7 @@ class Wire:
         for connection in list(self._at_work):
             self._drop(connection)
         self._ended.clear()
+        self._left_ns = None
 
     def warm(self, count: int) -> None:
         """Have *count* idle connections; one that fails will fail again, and say so, in `start`.
@@ -147,7 +149,8 @@ class Wire:
         while any(c.exchange is None for c in self._at_work):
             self.turn(CONNECT_S)
         if self._stamps is not None and not self._has_warmed:
-            are_stamped()  # which waits until they are: our own sockets keep that going
+            with suppress(OSError):  # no socket is left, or no address of this machine
+                are_stamped()  # which waits until they are: our own sockets keep that going
         self._has_warmed = True
 
     def start(self, exchange: Exchange) -> None:
@@ -169,7 +172,8 @@ class Wire:
     def turn(self, timeout_s: float | None) -> list[Exchange]:
         """Wait once, at most *timeout_s* or LOOK_S, and take what arrived; the exchanges that ended."""
         patience_s = self._patience_s(timeout_s)
-        began_ns = time.monotonic_ns()
+        # With exchanges in flight nobody does anything long between two turns.
+        began_ns = time.monotonic_ns() if self._left_ns is None else self._left_ns
         ready = self._epoll.poll(patience_s)
         now_ns = self._clock()
         FREEZES.woke(time.monotonic_ns() - began_ns - round(patience_s * 1e9))
@@ -191,6 +195,8 @@ class Wire:
         if now_ns >= self._check_ns:
             self._check_limits(now_ns)
         ended, self._ended = self._ended, []
+        in_flight = any(connection.exchange is not None for connection in self._at_work)
+        self._left_ns = time.monotonic_ns() if in_flight else None
         return ended
 
     def _patience_s(self, timeout_s: float | None) -> float:

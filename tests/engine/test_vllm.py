@@ -73,8 +73,9 @@ def processes_inside(folder: Path) -> list[str]:
 
 
 def openmp_of_the_dead() -> set[str]:
-    """What OpenMP left in shared memory of processes that are gone."""
-    names = (path.name for path in Path(guard.SHARED_MEMORY).glob(f"{guard.OPENMP_PREFIX}*"))
+    """What OpenMP left in shared memory of our processes that are gone."""
+    ours = f"{guard.OPENMP_PREFIX}*_{os.getuid()}"
+    names = (path.name for path in Path(guard.SHARED_MEMORY).glob(ours))
     return {name for name in names if not Path("/proc", name.split("_")[-2]).exists()}
 
 
