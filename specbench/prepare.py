@@ -19,8 +19,8 @@ from specbench.engines.installation import (
     find_installation,
     require_installation,
 )
-from specbench.engines.launch import Launch, plan_launch
-from specbench.engines.memory import Room, engines_that_fit
+from specbench.engines.launch import CPU_KV_CACHE_BYTES, Launch, plan_launch
+from specbench.engines.memory import Room, cpu_kv_cache_bytes, engines_that_fit, too_heavy
 from specbench.environment import SECRET
 from specbench.errors import ConfigError, PromptError, StoreError
 from specbench.load import perf_analyzer, tools
@@ -28,7 +28,7 @@ from specbench.load.tools import Installed
 from specbench.prompts.sets import PromptSet, load_prompt_set, prompt_set_sha256
 from specbench.records import Prompt
 from specbench.store import RunStore
-from specbench.sweep import Plan, arms_of, plan
+from specbench.sweep import Plan, arms_of, plan, served_names
 
 PAIR = 2
 
@@ -45,8 +45,9 @@ class Models:
 class Prepared:
     """A config with everything that it names looked up.
 
-    `room` says in words how many engines fit together; `tool` is the load generator of its own that
-    the config names. `seed_of` (arm, start,
+    `room` says in words how many engines fit together, `notes` what else should be known before a
+    start; `tool` is the load generator of its own that the config names. `cpu_kv_cache_bytes` is
+    what each worker of a CPU engine gets where the config does not say. `seed_of` (arm, start,
     prompt) is the sampling seed of each request, where it is not the config's. With `fail_fast` the
     first case that fails ends the run.
     """
@@ -61,6 +62,8 @@ class Prepared:
     tool: Installed | None = None
     seed_of: Callable[[str, int, Prompt], int] | None = None
     fail_fast: bool = False
+    cpu_kv_cache_bytes: int = CPU_KV_CACHE_BYTES
+    notes: tuple[str, ...] = ()
 
     @property
     def requests(self) -> int:
@@ -70,6 +73,30 @@ class Prepared:
             for name, prompts in self.prompt_sets.items()
         }
         return sum(per_set[case.prompt_set] for case in self.plan.cases)
+
+    @property
+    def model_names(self) -> dict[str, str]:
+        """What each arm's model is called in a Triton."""
+        return {**served_names(self.plan.arms), **self.config.engine.models}
+
+    @property
+    def vllm(self) -> str:
+        """Which vLLM was found, and whose settings the engines get, in a sentence."""
+        config, found = self.config, self.installation
+        if config.load.client == "replay":
+            return "a tape is replayed: no engine"
+        if config.engine.url is not None:
+            return f"no engine is started: {config.engine.url} is up"
+        assert found is not None
+        in_triton = config.engine.kind == "triton"
+        if not found.is_there:
+            here = f"no vLLM in {config.engine.python or 'this environment'}"
+            return f"{here}: settings are those for {found}"
+        whose = "settings for a CPU" if found.is_cpu else "settings for a GPU"
+        if in_triton:
+            return f"Triton runs a vLLM of its own; its models get {whose}, like {found} here"
+        at = f" of {config.engine.python}" if config.engine.python else ""
+        return f"{found}{at}: engines get {whose}"
 
 
 @dataclass(frozen=True)
@@ -119,14 +146,35 @@ def prepare(
     resolve = partial(demo.resolve, say=say, build=not dry)
     drafts = {arm.draft: resolve(arm.draft) for arm in arms_of(config) if arm.draft}
     models = Models(resolve(config.model), drafts)
-    room = engines_that_fit(
-        config, installation, target=models.target, drafts=tuple(drafts.values())
+    fitting = partial(
+        engines_that_fit,
+        config,
+        installation,
+        target=models.target,
+        drafts=tuple(drafts.values()),
     )
+    room = fitting()
     together = earlier.together if earlier else None
     if together is None:
-        together = _together(config, config_path, room)
+        together = _together(config, config_path, room, least=lambda: fitting(requests=1))
     the_plan = plan(config, list(prompt_sets), together=together, chosen=chosen)
-    prepared = Prepared(config, the_plan, prompt_sets, {}, installation, models, room.reason, tool)
+    prepared = Prepared(
+        config,
+        the_plan,
+        prompt_sets,
+        {},
+        installation,
+        models,
+        room.reason,
+        tool,
+        cpu_kv_cache_bytes=cpu_kv_cache_bytes(
+            config,
+            target=models.target,
+            drafts=tuple(drafts.values()),
+            engines_together=the_plan.together,
+        ),
+        notes=_short_of_memory(config, installation, models, the_plan, room),
+    )
     return replace(prepared, launches=_launches(prepared, the_plan.together))
 
 
@@ -152,8 +200,13 @@ def _tool(config: Config, say: Callable[[str], None], *, dry: bool) -> Installed
     return found
 
 
-def _together(config: Config, config_path: Path | str, room: Room) -> int:
+def _together(
+    config: Config, config_path: Path | str, room: Room, *, least: Callable[[], Room]
+) -> int:
     """How many engines are up together.
+
+    Who asks for pairs has them also where the KV cache is short, and is told so. *least* is the
+    room for engines with KV cache for one request, which vLLM does not start without.
 
     Raises:
         ConfigError: `schedule: interleaved`, and a pair does not fit.
@@ -165,15 +218,34 @@ def _together(config: Config, config_path: Path | str, room: Room) -> int:
         return room.engines
     if config.schedule == "auto" and config.precision is None:
         return 1
-    if room.engines is None:
+    if room.engines is None or (least().engines or 0) >= PAIR:
         return PAIR  # the user says that it fits; a pair is what takes least
     key = "schedule" if config.schedule == "interleaved" else "precision"
     raise ConfigError(
         config_path,
         key,
         f"needs the baseline and an arm up together, and they do not fit: {room.reason}",
-        hint="Write `schedule: blocks` (and leave `precision` out), or give the engines less.",
+        hint="Write `schedule: blocks` (and leave `precision` out), or give the engines less: a "
+        "smaller engine.args.max_model_len or concurrency takes less KV cache.",
     )
+
+
+def _short_of_memory(
+    config: Config, installation: Installation, models: Models, the_plan: Plan, room: Room
+) -> tuple[str, ...]:
+    """A note about the first stage whose engines are too large; none where all fit or none knows."""
+    checked = set()
+    for number, stage in enumerate(the_plan.stages, 1):
+        arms = ", ".join(sorted(arm.id for arm in stage.arms))
+        if arms in checked:  # a further repeat
+            continue
+        checked.add(arms)
+        drafts = [models.drafts[arm.draft] if arm.draft else None for arm in stage.arms]
+        why = too_heavy(config, installation, target=models.target, drafts=drafts)
+        if why is not None:
+            return (f"the engines of stage {number} ({arms}) {why}",)
+    is_short = room.engines is not None and room.engines < the_plan.together
+    return (f"memory may be short: {room.reason}",) if is_short else ()
 
 
 def _launches(prepared: Prepared, together: int) -> dict[str, Launch]:
@@ -192,6 +264,7 @@ def _launches(prepared: Prepared, together: int) -> dict[str, Launch]:
             model=models.target,
             speculative_config=speculative,
             engines_together=together,
+            cpu_kv_cache_bytes=prepared.cpu_kv_cache_bytes,
         )
     return launches
 

@@ -214,6 +214,7 @@ class EngineCounters(Fact):
     requests: Whole | None = None
     prefix_cache_hits: Whole | None = None
     prefix_cache_queries: Whole | None = None
+    preemptions: Whole | None = None  # requests put back, to be computed again
     process_start_s: Whole | None = None  # another value: another process counts there now
 
     def __sub__(self, before: "EngineCounters") -> "EngineCounters":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -160,6 +161,63 @@ def test_a_dry_run_prints_cases_and_command_lines_and_starts_nothing(workplace: 
     assert '"num_speculative_tokens": 3' in done.stdout
     assert "serve some/model" in done.stdout
     assert not (workplace / "results").exists()
+
+
+def test_a_dry_run_says_first_which_vllm_was_found(workplace: Path, fake_python: Path) -> None:
+    found = f"vLLM 0.32.0 (CUDA build) of {fake_python}: engines get settings for a GPU"
+    assert run(workplace, "--dry-run").stdout.startswith(f"{found}\n")
+    assert found in run(workplace).stderr.splitlines()[:2]
+
+
+def test_a_dry_run_of_triton_prints_the_server_and_what_the_models_say(workplace: Path) -> None:
+    """Not a `vllm serve`: nothing would start one."""
+    triton = ["--set", "engine.kind=triton", "--set", "engine.server=nice tritonserver"]
+    done = run(workplace, *triton, "--run-id", "one", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    repository = workplace / "results/one/engines/triton/model_repository"
+    (server,) = [line for line in done.stdout.splitlines() if line.startswith("Triton: ")]
+    assert " FAKE_MODE=ok " in server
+    assert " nice tritonserver --http-address=127.0.0.1 --http-port=HTTP_PORT " in server
+    assert server.endswith(f"--model-control-mode=explicit --model-repository={repository}")
+    models = dict(
+        re.findall(r"^  (\S+): model \S+ (\S+/1/model.json: .*)$", done.stdout, re.MULTILINE)
+    )
+    said = {arm: json.loads(text.partition(": ")[2]) for arm, text in models.items()}
+    assert set(said) == {"vanilla", "eagle-k3"}
+    assert said["vanilla"]["model"] == "some/model"
+    assert said["eagle-k3"].pop("speculative_config")["num_speculative_tokens"] == 3
+    assert said["eagle-k3"] == said["vanilla"]
+    assert models["eagle-k3"].startswith("eagle_model/1/model.json")
+    assert "vllm.entrypoints" not in done.stdout
+    assert not (workplace / "results").exists()
+
+
+def test_a_dry_run_of_a_triton_that_is_up_names_its_models(workplace: Path) -> None:
+    up = "engine={kind: triton, url: 'http://h:1', models: {eagle-k3: mine}}"
+    done = specbench("run", "-c", "c.yaml", "--set", up, "--dry-run", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    assert "no engine is started: http://h:1 is up" in done.stdout
+    assert "  eagle-k3: model mine, as the server has it" in done.stdout
+    assert "tritonserver" not in done.stdout
+
+
+def test_a_model_that_is_larger_than_the_machine_is_one_note(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 11 GiB by its header; in its file there is nothing, and the stand-in needs nothing."""
+    monkeypatch.setattr("specbench.engines.memory.gpu_bytes", lambda _: 8 << 30)
+    model = workplace / "model"
+    model.mkdir()
+    tensor = {"dtype": "BF16", "shape": [1], "data_offsets": [0, 11 << 30]}
+    header = json.dumps({"t": tensor}).encode()
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    note = "have weights of 11.0 GiB, and a GPU here has 8.0 GiB of memory"
+    for args, stream in ((["--dry-run"], "stdout"), ([], "stderr")):
+        done = run(workplace, "--set", f"model={model}", *args)
+        assert done.returncode == 0, done.stderr
+        notes = [line for line in getattr(done, stream).splitlines() if line.startswith("note: ")]
+        assert len(notes) == 1
+        assert re.fullmatch(rf"note: the engines of stage 1 \(\S+\) {note}", notes[0])
 
 
 def test_an_engine_that_never_gets_ready_ends_at_its_limit(workplace: Path) -> None:

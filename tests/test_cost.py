@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specbench.analysis import cost
-from specbench.analysis.cost import CostModel, Crossing, Line, NotPredictable
+from specbench.analysis.cost import BestK, Choice, CostModel, Crossing, Line, NotPredictable
 from specbench.analysis.metrics import acceptance_of_requests
 from specbench.analysis.speedup import Key, compare
 from specbench.errors import UserError
@@ -544,6 +544,21 @@ def test_the_same_facts_give_the_same_share() -> None:
     assert cost.best_k(measured, seed=3) == cost.best_k(backwards, seed=3)
 
 
+def test_the_rows_choice_is_kept_and_only_its_certainty_is_found() -> None:
+    """k = 3 is fastest, but flagged; of the others k = 2 leads on two of three prompts."""
+    measured = speeds({1: 1.2, 2: 1.3, 3: 9}, {1: 1.2, 2: 1.3, 3: 9}, {1: 1.4, 2: 1.3, 3: 9})
+    best = cost.best_k(measured, choice=Choice(2, 1.31, frozenset({1, 2}), flagged=False))
+    assert best is not None
+    assert (best.k, best.speedup, best.prompts, best.flagged) == (2, 1.31, 3, False)
+    assert best.share is not None
+    assert 0.6 < best.share < 0.9
+    other = cost.best_k(measured, choice=Choice(1, 1.26, frozenset({1, 2}), flagged=False))
+    assert other is not None
+    assert other.share == pytest.approx(1 - best.share)
+    nothing = cost.best_k(only(measured, 1, 2), choice=Choice(2, 1.3, frozenset({2}), flagged=True))
+    assert nothing == BestK(2, 1.3, None, 0, flagged=True)
+
+
 # --- what if --------------------------------------------------------------------------------------
 
 MODEL = CostModel(10, {1: 12, 3: 14}, {1: 1.5, 3: 2}, Line(11, 1, None), 1, 1)
@@ -564,6 +579,51 @@ def test_a_k_whose_step_time_is_unknown_is_refused() -> None:
     alone = CostModel(10, {3: 14}, {3: 2}, None, 1, 1)
     with pytest.raises(UserError, match=r"k = 5 is not known, only at k = 3\. Measure k = 5"):
         cost.what_if(alone, 2, 5)
+
+
+def half_drafted(found: int) -> dict[int, dict[Key, RequestRecord]]:
+    """100 steps of 40 tokens' worth: those with a draft take 30 ms, the others vanilla's 10."""
+    measured = {0: by_key([request("a", 401, 4000)])}
+    for k in (3, 5):
+        spec = drafted([3] * found, k)
+        tokens = 1 + 100 + 3 * found
+        measured[k] = by_key([request("a", tokens, 30 * found + 10 * (100 - found), spec)])
+    return measured
+
+
+@pytest.mark.parametrize(
+    ("method", "found", "why"),
+    [
+        ("ngram", 50, "ngram looks drafts up, and a step without a match has none"),
+        ("ngram_gpu", 100, "ngram_gpu looks drafts up"),  # by chance each step had a match
+        ("suffix", 50, "suffix looks drafts up"),
+        ("custom_class", 50, "at k = 3 only 50% of the steps had a draft"),
+        ("eagle", 97, "at k = 3 only 97% of the steps had a draft"),
+    ],
+)
+def test_a_mean_of_drafted_and_undrafted_steps_tells_no_break_even(
+    method: str, found: int, why: str
+) -> None:
+    """Half of the steps drafted: 20 ms on average, of which none took 20."""
+    model = cost.fit(half_drafted(found), method=method)
+    assert model is not None
+    assert model.step_ms[3] == pytest.approx((30 * found + 10 * (100 - found)) / 100)
+    assert model.mixed is not None
+    assert model.mixed.startswith(why)
+    assert (model.line, model.verify_overhead, model.draft_cost) == (None, None, None)
+    assert model.break_even(3) is None
+    assert model.speedup(3) > 0  # what was measured stays
+    with pytest.raises(UserError, match=f"no estimate from a mean step: {why}"):
+        cost.what_if(model, 2, 3)
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa", "draft_model", None])
+def test_where_every_step_drafts_there_is_a_break_even(method: str | None) -> None:
+    model = cost.fit(half_drafted(100), method=method)
+    assert model is not None
+    assert model.mixed is None
+    assert model.break_even(3) == pytest.approx(3)
+    assert model.line is not None
 
 
 # --- concurrency ----------------------------------------------------------------------------------

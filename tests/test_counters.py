@@ -21,6 +21,7 @@ MEASURED = EngineCounters(
     process_start_s=1796003368,
     prefix_cache_hits=0,
     prefix_cache_queries=0,
+    preemptions=0,
 )
 
 
@@ -48,6 +49,16 @@ def test_names_without_total_are_read() -> None:
 def test_two_engines_are_summed() -> None:
     other = PAGE.replace('engine="0"', 'engine="1"')
     assert parse(PAGE + other) == MEASURED + MEASURED
+
+
+@pytest.mark.parametrize("name", ["vllm:num_preemptions_total", "vllm:num_preemptions"])
+def test_preemptions_are_counted_and_those_of_a_request_are_another_thing(name: str) -> None:
+    page = counter("vllm:generation_tokens_total", 1) + counter(name, 7)
+    page += counter("vllm:request_num_preemptions_sum", 5) + counter(
+        "vllm:num_preemptions_created", 9
+    )
+    assert parse(page).preemptions == 7
+    assert parse(counter("vllm:generation_tokens_total", 1)).preemptions is None
 
 
 def test_every_way_to_finish_counts_as_a_request() -> None:

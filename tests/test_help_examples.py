@@ -72,6 +72,9 @@ EXPECTED: Mapping[str, Expected] = {
     "specbench convert humaneval": Expected(
         r"humaneval\.jsonl: read 4, wrote 4, skipped 0", ("datasets/humaneval.jsonl",)
     ),
+    "specbench convert mt_bench": Expected(
+        r"mt_bench\.jsonl: read 4, wrote 4, skipped 0", ("datasets/mt_bench.jsonl",)
+    ),
     "specbench convert mt_bench --turns first": Expected(
         r"mt_bench\.jsonl: read 4, wrote 4, skipped 0", ("datasets/mt_bench.jsonl",)
     ),
@@ -110,6 +113,7 @@ EXPECTED: Mapping[str, Expected] = {
     ),
     "specbench report": Expected(r"^eagle +5 he .* run RUN$"),
     "specbench report results/RUN --by category": Expected(r"maths.*writing"),
+    "specbench report --percentiles": Expected(r"^eagle +5 he .*^method .* TTFT p50 +TPOT p50"),
     "specbench report --format markdown": Expected(r"\| eagle \| 5 \| he \|"),
     "specbench report --format html -o report.html": Expected(r"^$", ("report.html",)),
     "specbench report --watch": Expected(r"--watch needs a terminal.*^eagle +5 he "),
@@ -412,6 +416,19 @@ def test_an_example_does_what_it_is_there_for(
     assert re.search(expected.prints, said, re.MULTILINE | re.DOTALL), said
     for pattern in expected.leaves:
         assert list(place.glob(pattern)), pattern
+
+
+def test_a_users_day_begins_in_an_empty_folder(
+    place: Path, tmp_path_factory: pytest.TempPathFactory, without_an_index: None
+) -> None:
+    """Its lines one after the other, with the config that ships; engines are not started."""
+    empty = tmp_path_factory.mktemp("day")
+    *before, report = [line.strip() for line in HELP["specbench"].splitlines()[2:]]
+    assert report == "specbench report"
+    for line in before:
+        code, said = specbench(line + (" --dry-run" if " run " in line else ""), empty, "")
+        assert code == 0, said
+    assert re.search(r"eagle-k5.*--speculative-config", said)
 
 
 def test_every_example_is_known_here_and_nothing_else_is() -> None:

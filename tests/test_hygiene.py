@@ -299,6 +299,39 @@ def test_a_hit_prefix_cache_is_found(record: Build) -> None:
     assert finding("prefix-cache", facts([record(cached_tokens=0)])) is None
 
 
+def test_preempted_requests_are_found_in_either_arm(record: Build) -> None:
+    """The same count on both sides is no excuse: both times are those of waiting."""
+    busy = facts([record()], span(1, preemptions=3))
+    said = finding("preempted", busy)
+    assert said is not None
+    assert said.startswith("requests were preempted 3 times: the KV cache was too small for the")
+    assert "schedule: blocks" in said
+    assert "1 time:" in str(finding("preempted", facts([record()], span(1, preemptions=1))))
+    baseline = vanilla([record()])
+    baseline = replace(baseline, spans=busy.spans)
+    assert [flag.check for flag in flags(baseline)] == ["preempted"]
+
+
+@pytest.mark.parametrize("spent", [{"preemptions": 0}, {"generation_tokens": 3}, None])
+def test_without_a_preemption_or_a_count_there_is_none(
+    record: Build, spent: dict[str, int] | None
+) -> None:
+    """Triton counts nothing, an old run did not keep it."""
+    silent = CounterSpan(requests=1, problem="none") if spent is None else span(1, **spent)
+    assert finding("preempted", facts([record()], silent)) is None
+
+
+def test_preemptions_beside_a_failed_request_count_and_those_of_a_lost_attempt_do_not(
+    record: Build,
+) -> None:
+    good, failed = record("a"), record("b", chunks=(), tokens=0, error="HTTP 500")
+    spent = EngineCounters(preemptions=2)
+    mixed = CounterSpan(requests=2, keys=(good.key, failed.key), spent=spent)
+    assert "2 times" in str(finding("preempted", facts([good, failed], mixed)))
+    lost = CounterSpan(requests=1, keys=(failed.key,), spent=spent)
+    assert finding("preempted", facts([good, failed], lost)) is None
+
+
 def test_chunks_counted_as_tokens_are_found(record: Build) -> None:
     """Cases E2, E4."""
     guessed = facts([record("a", token_source="chunks"), record("b")])

@@ -76,7 +76,9 @@ def test_an_eagle_file_gives_tokens_per_verification(tmp_path: Path) -> None:
     assert length(row) == pytest.approx(120 / 51)
     assert row.metrics.latency_ms == pytest.approx(1e3 * (0.5 + 0.25 + 0.4 + 0.15) / 4)
     assert row.metrics.tokens_per_s == pytest.approx(120 / 1.3)
+    assert row.metrics.percentiles["latency_p50_ms"] == pytest.approx(1e3 * (0.25 + 0.4) / 2)
     # The file does not hold these.
+    assert set(row.metrics.percentiles) == {"latency_p50_ms"}  # 4 requests have no p90
     assert row.metrics.ttft_ms is None
     assert row.metrics.tpot_ms is None
     assert row.max_tokens is None

@@ -109,6 +109,22 @@ def test_the_memory_of_a_cpu_engine_is_the_same_however_many_are_up() -> None:
     assert flags(shared)["--kv-cache-memory-bytes"] == str(1 << 30)
 
 
+@pytest.mark.parametrize(("own", "has"), [({}, 5 << 30), ({"kv_cache_memory_bytes": "2G"}, "2G")])
+def test_a_cpu_engine_has_the_kv_cache_that_was_worked_out_unless_the_config_says(
+    own: dict[str, Any], has: object
+) -> None:
+    made = plan_launch(
+        config(args=own),
+        installation(cpu=True),
+        model="m",
+        speculative_config=None,
+        engines_together=1,
+        cpu_kv_cache_bytes=5 << 30,
+    )
+    assert flags(made)["--kv-cache-memory-bytes"] == str(has)
+    assert made.model_json["kv_cache_memory_bytes"] == has
+
+
 def test_an_idle_engine_leaves_the_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without these, Intel's OpenMP pins a fork to core 0 and spins for 200 ms after each answer."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))

@@ -217,6 +217,59 @@ def test_means_are_over_requests(record: Build) -> None:
     assert found.tpot_ms == (200 + 400) / 2
 
 
+def test_percentiles_lie_between_two_requests_as_numpys_do(record: Build) -> None:
+    """101 requests of 1 to 101 ms to the first token, 11 later: p50 is 51, p90 91, p99 100."""
+    found = summarise([record(f"{i}", chunks=(i, i + 11)) for i in range(1, 102)])
+    assert [found.percentiles[f"ttft_p{p}_ms"] for p in (50, 90, 99)] == pytest.approx(
+        [51, 91, 100]
+    )
+    assert [found.percentiles[f"latency_p{p}_ms"] for p in (50, 90, 99)] == pytest.approx(
+        [62, 102, 111]
+    )
+    assert [found.percentiles[f"tpot_p{p}_ms"] for p in (50, 90, 99)] == pytest.approx([11] * 3)
+    ten = summarise([record(f"{i}", chunks=(i, i + 11)) for i in range(1, 11)])
+    assert ten.percentiles["ttft_p50_ms"] == pytest.approx(5.5)
+    assert ten.percentiles["ttft_p90_ms"] == pytest.approx(9.1)
+
+
+@pytest.mark.parametrize(
+    ("requests", "known"),
+    [(0, ()), (1, ()), (2, (50,)), (9, (50,)), (10, (50, 90)), (99, (50, 90)), (100, (50, 90, 99))],
+)
+def test_a_percentile_that_would_be_the_largest_is_left_out(
+    record: Build, requests: int, known: tuple[int, ...]
+) -> None:
+    found = summarise([record(f"{i}", chunks=(100 + i, 200 + i)) for i in range(requests)])
+    assert set(found.percentiles) == {
+        f"{name}_p{percent}_ms" for name in ("ttft", "tpot", "latency") for percent in known
+    }
+
+
+def test_percentiles_are_of_the_requests_that_have_the_figure(record: Build) -> None:
+    """One chunk has no TPOT; a failure nothing."""
+    one_chunk = [record(f"s{i}", chunks=(100,)) for i in range(9)]
+    failed = record("f", chunks=(), tokens=0, error="cut")
+    found = summarise([record("a"), *one_chunk, failed])
+    assert found.percentiles["ttft_p90_ms"] == 100
+    assert not [name for name in found.percentiles if name.startswith("tpot")]
+
+
+def test_requests_per_second_are_over_the_same_time_as_tokens(record: Build) -> None:
+    found = summarise([record("a", chunks=(100, 500)), record("b", sent=800, chunks=(900, 1300))])
+    assert found.requests_per_s == pytest.approx(2)
+    assert found.tokens_per_s == pytest.approx(4)
+    assert summarise([]).requests_per_s is None
+
+
+def test_a_figure_goes_with_its_percentiles(record: Build) -> None:
+    found = summarise([record(f"{i}") for i in range(10)])
+    left = metrics.without(found, "ttft_ms", "tokens_per_s")
+    assert (left.ttft_ms, left.tokens_per_s, left.latency_ms) == (None, None, found.latency_ms)
+    assert set(left.percentiles) == {
+        *("tpot_p50_ms", "tpot_p90_ms", "latency_p50_ms", "latency_p90_ms")
+    }
+
+
 def test_turns_of_a_conversation_are_one_prompt(record: Build) -> None:
     assert summarise([record("a", turn=0), record("a", turn=1), record("b")]).prompts == 2
 

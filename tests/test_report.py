@@ -6,15 +6,18 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
 from specbench.analysis.hygiene import Flag
-from specbench.analysis.metrics import Acceptance, CaseMetrics
+from specbench.analysis.metrics import PERCENTILES, Acceptance, CaseMetrics
 from specbench.analysis.rows import Row
 from specbench.analysis.speedup import Interval, Ratio, Speedup
+from specbench.cli import report as report_command
+from specbench.errors import UserError
 from specbench.render.columns import columns, speedup_text
 from specbench.render.report import FORMATS, Findings, as_csv, as_json, as_markdown, as_table
 
@@ -192,7 +195,17 @@ def test_the_footer_says_what_the_numbers_are(form: str) -> None:
     assert "m on Some CPU, 2 cores; vLLM 0.32.0; temperature 0; schedule interleaved" in said
     assert "run 20260101-000000-demo" in said
     assert "acceptance length: tokens per target step, bonus token included" in said
-    assert "(latency - TTFT) / (tokens - 1)" in said
+    assert "(latency - TTFT) / (tokens - those of the first chunk)" in said
+    assert "each is of its row alone, the headline's are of all set-ups together" in said
+
+
+def test_the_footer_says_of_which_prompts_the_second_interval_is() -> None:
+    """With a limit a part was measured: the interval is for the whole set, the others included."""
+    part = Ratio(1.5, Interval(1.2, 1.8), Interval(1.4, 1.6), 6, 1, "steps")
+    one = replace(EAGLE, speedup=Speedup(part, part, None, 1.5, 6, 0))
+    said = " ".join(as_markdown(RUN, Findings([one])).split())
+    assert "on this set: for the whole prompt set (noise, restarts and those of its prompts" in said
+    assert "these very prompts" not in said
 
 
 def test_the_footer_names_the_gpu_when_there_is_one() -> None:
@@ -289,6 +302,74 @@ def test_rows_for_scripts_all_have_the_same_keys() -> None:
     one, other = json_rows(VANILLA, EAGLE)
     assert list(one) == list(other)
     assert list(csv_rows(VANILLA, EAGLE)[0]) == list(one)
+
+
+SPREAD = replace(
+    MEASURED,
+    requests_per_s=0.43,
+    percentiles={
+        "ttft_p50_ms": 310.2,
+        "ttft_p90_ms": 402.9,
+        "tpot_p50_ms": 43.04,
+        "tpot_p90_ms": 47.5,
+        "latency_p50_ms": 2301.4,
+        "latency_p90_ms": 12_650.0,
+    },
+)
+
+
+def test_percentiles_are_in_csv_and_json_always() -> None:
+    for one in (json_rows(replace(VANILLA, metrics=SPREAD))[0],):
+        assert (one["requests_per_s"], one["ttft_p90_ms"], one["tpot_p90_ms"]) == (
+            0.43,
+            402.9,
+            47.5,
+        )
+        assert (one["latency_p50_ms"], one["latency_p99_ms"]) == (2301.4, None)
+    cells_of = csv_rows(replace(VANILLA, metrics=SPREAD))[0]
+    assert (cells_of["latency_p90_ms"], cells_of["latency_p99_ms"]) == ("12650.0", "")
+    assert (json_rows(FAILED)[0]["ttft_p50_ms"], json_rows(FAILED)[0]["requests_per_s"]) == (
+        None,
+        None,
+    )
+
+
+def test_percentiles_are_a_second_table_where_they_are_asked_for() -> None:
+    whole = dict.fromkeys(PERCENTILES, 12_345.6)
+    rows = [
+        replace(VANILLA, metrics=replace(SPREAD, percentiles=whole)),
+        replace(EAGLE, metrics=SPREAD, method="draft_model", label="draft_model"),
+        FAILED,
+    ]
+    assert not any("p50" in line for line in table(*rows))
+    asked = Findings(rows, percentiles=True)
+    lines = as_table(RUN, asked, width=100, colour=False).splitlines()
+    (head,) = [at for at, line in enumerate(lines) if "TTFT p50" in line]
+    assert " ".join(lines[head].split()) == (
+        "method arm k prompts done/s TTFT p50 p90 p99 TPOT p50 p90 p99 lat. p50 p90 p99"
+    )
+    assert lines[head + 2].split()[4:] == [
+        *("0.43", "310", "403", "–", "43.0", "47.5", "–", "2,301", "12,650", "–")
+    ]
+    assert lines[head + 3].split()[3:] == ["humaneval", *["–"] * 10]
+    assert max(map(cell_len, lines)) <= 120
+    text = as_markdown(RUN, asked)
+    assert "| 0.43 | 310 | 403 | – | 43.0 | 47.5 | – | 2,301 | 12,650 | – |" in text
+    assert "p90 takes 10 requests" in text
+    assert "p90" not in as_markdown(RUN, Findings(rows))
+
+
+def test_the_second_table_fits_100_columns() -> None:
+    full = dict.fromkeys(PERCENTILES, 12_345.6)
+    metrics = replace(SPREAD, percentiles=full | dict.fromkeys(PERCENTILES[:3], 1_234.5))
+    rows = [replace(one, metrics=metrics) for one in (VANILLA, EAGLE)]
+    lines = as_table(RUN, Findings(rows, percentiles=True), width=100, colour=False).splitlines()
+    assert max(map(cell_len, lines)) <= 100
+
+
+def test_a_page_has_no_table_of_percentiles(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--percentiles is a table for the other formats"):
+        report_command._check_html(None, tmp_path / "report.html", percentiles=True)
 
 
 def test_json_says_which_schema_and_run_it_is_of() -> None:

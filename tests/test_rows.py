@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from specbench.analysis.cases import MeasuredCase
-from specbench.analysis.rows import Row, rows
+from specbench.analysis.curves import curves
+from specbench.analysis.rows import Row, best_of, choices, rows
+from specbench.analysis.scaling import scaling
 from specbench.records import (
     CounterSpan,
     EngineCounters,
@@ -16,6 +18,7 @@ from specbench.records import (
     RequestRecord,
     ToolReport,
 )
+from specbench.render.sparkline import k_curves
 from specbench.render.words import beside_lines
 
 Build = Callable[..., RequestRecord]
@@ -209,6 +212,68 @@ def test_unequal_lengths_flag_the_arm(record: Build) -> None:
     assert found[1].speedup is not None
     assert found[1].speedup.tpot is not None
     assert found[1].speedup.tpot.value == pytest.approx(0.885, abs=0.001)
+
+
+# --- the best k ----------------------------------------------------------------------------------
+
+
+def of_k(timed: Build, tpots: dict[int, float], *, few: Sequence[int] = ()) -> list[MeasuredCase]:
+    """Vanilla at 20 ms and an arm at each k; of those in *few* a request is missing, a flag."""
+    prompts = [f"{i}" for i in range(9)]
+    spent = EngineCounters(drafts=60, draft_tokens=60, accepted=30)
+    found = [case("vanilla", [timed(one, 20) for one in prompts])]
+    for k, ms in tpots.items():
+        spans = [CounterSpan(requests=9, spent=spent)]
+        records = [timed(one, ms) for one in prompts]
+        found.append(case("e", records, k=k, spans=spans, expected=10 if k in few else 9))
+    return [replace(one, arm=f"e-k{one.k}", label="e") if one.k else one for one in found]
+
+
+def flagged_out(found: Sequence[Row]) -> list[Row]:
+    """Without the flags that these made-up figures have besides."""
+    kept = ((row, [flag for flag in row.flags if flag.check == "missing"]) for row in found)
+    return [replace(row, flags=tuple(flags)) for row, flags in kept]
+
+
+@pytest.mark.parametrize(
+    ("tpots", "few", "best", "doubt"),
+    [
+        ({1: 16, 2: 12, 3: 10}, (), 3, ""),
+        ({1: 16, 2: 12, 3: 10}, (3,), 2, ""),  # the fastest is flagged
+        ({1: 16, 2: 12, 3: 10}, (2, 3), 1, ""),
+        ({1: 16, 2: 12, 3: 10}, (1, 2, 3), 3, "?"),  # there is none without
+    ],
+)
+def test_a_report_names_one_best_k(
+    timed: Build, tpots: dict[int, float], few: Sequence[int], best: int, doubt: str
+) -> None:
+    cases = of_k(timed, tpots, few=few)
+    found = flagged_out(table(*cases))
+    (curve,) = curves(cases, baseline="vanilla", chosen=choices(found))
+    assert curve.best is not None
+    assert (curve.best.k, curve.best.flagged) == (best, bool(doubt))
+    assert curve.best.speedup == pytest.approx(20 / tpots[best])
+    assert (curve.best.share, curve.best.prompts) == (1, 9)
+    (line,) = k_curves(found)
+    assert line.endswith(f"best {best} ({20 / tpots[best]:.2f}x{doubt})")
+    row = best_of(row for row in found if row.k)
+    assert row is not None
+    assert row.k == best
+    again = [*found, *(replace(row, concurrency=4) for row in found)]
+    assert [one.best[1][0] for one in scaling(again)] == ([best] if not doubt else [])
+
+
+def test_vanilla_is_best_where_every_k_without_a_flag_is_slower(timed: Build) -> None:
+    cases = of_k(timed, {1: 25, 2: 22, 3: 10}, few=(3,))
+    (curve,) = curves(cases, baseline="vanilla", chosen=choices(flagged_out(table(*cases))))
+    assert curve.best is not None
+    assert (curve.best.k, curve.best.speedup, curve.best.share) == (0, 1, 1)
+
+
+def test_without_a_speedup_there_is_no_best_k(timed: Build) -> None:
+    found = table(*of_k(timed, {1: 16, 2: 12}), baseline=None)
+    assert best_of(found) is None
+    assert choices(found) == {}
 
 
 # --- by category ---------------------------------------------------------------------------------

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from specbench.analysis import speedup
-from specbench.analysis.speedup import Interval, Key, Question, Ratio, compare, ratio_of
+from specbench.analysis.metrics import summarise
+from specbench.analysis.rows import Row
+from specbench.analysis.speedup import Interval, Key, Question, Ratio, Speedup, compare, ratio_of
 from specbench.records import RequestRecord
+from specbench.render.words import fastest
 
 Build = Callable[..., RequestRecord]
 
@@ -90,6 +93,20 @@ def test_only_the_same_prompt_turn_repeat_and_cycle_make_a_pair(
     assert (found.tpot, found.latency, found.pairs, found.unpaired) == (None, None, 0, 2)
 
 
+def test_a_second_turn_makes_no_pair_where_the_first_answers_differ(request_of: Build) -> None:
+    """Its prompt holds them: the arm was asked something else there, and was four times as fast."""
+    hashes = {"a": ("0" * 64, "0" * 64), "b": ("1" * 64, "2" * 64)}
+    baseline = {Key(one, 0, 0): request_of(20) for one in hashes}
+    arm = {Key(one, 0, 0): request_of(10) for one in hashes}
+    for one, (mine, others) in hashes.items():
+        baseline[Key(one, 1, 0)] = request_of(20, prompt_sha256=mine)
+        arm[Key(one, 1, 0)] = request_of(10 if mine == others else 5, prompt_sha256=others)
+    found = compare(baseline, arm)
+    assert (found.pairs, found.unpaired) == (3, 1)
+    assert found.tpot is not None
+    assert found.tpot.value == pytest.approx(2)
+
+
 def test_a_failure_on_either_side_makes_no_pair(request_of: Build, record: Build) -> None:
     failed = record(chunks=(), tokens=0, error="cut")
     baseline = keyed({"a": request_of(20), "b": failed, "c": request_of(20)})
@@ -164,15 +181,16 @@ class World:
     of_restarts: float = 0.0
     of_noise: float = 0.02
     whole_set: int | None = None
+    truth: float = 1.5  # on prompts like these
 
     def draw(self, rng: np.random.Generator) -> tuple[float, Ratio]:
-        """The true speed-up on the whole set (1.5 on prompts like these), and what is found."""
+        """The true speed-up on the whole set, and what is found."""
         size = self.whole_set or self.prompts
         prompts = rng.normal(0, self.of_prompts, size)
         restarts = rng.normal(0, self.of_restarts, self.restarts)
         keys = product(range(self.prompts), range(self.restarts), range(self.cycles))
         cells = {
-            Key(f"{p}", 0, r, c): np.log(1.5)
+            Key(f"{p}", 0, r, c): np.log(self.truth)
             + prompts[p]
             + restarts[r]
             + rng.normal(0, self.of_noise)
@@ -180,7 +198,7 @@ class World:
         }
         found = ratio_of(cells, {}, set_size=self.whole_set, seed=0)
         assert found is not None
-        return 1.5 * float(np.exp(prompts.mean())), found
+        return self.truth * float(np.exp(prompts.mean())), found
 
 
 def coverage(world: World, question: Question, draws: int = 300) -> float:
@@ -190,7 +208,7 @@ def coverage(world: World, question: Question, draws: int = 300) -> float:
         on_set, found = world.draw(rng)
         interval = found.interval(question)
         assert interval is not None
-        truth = on_set if question == "this_set" else 1.5
+        truth = on_set if question == "this_set" else world.truth
         covered += interval.low <= truth <= interval.high
     return covered / draws
 
@@ -223,6 +241,85 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(
     """95% of 300 draws have a standard error of 1.3%; an interval half as wide covers some 68%."""
     monkeypatch.setattr(speedup, "RESAMPLES", 600)  # quicker; the ends are rougher
     assert 0.90 <= coverage(world, question) <= 0.99
+
+
+# --- one of several arms -------------------------------------------------------------------------
+
+
+def row_of(k: int, ratio: Ratio) -> Row:
+    return Row(
+        arm=f"eagle-k{k}",
+        label="eagle",
+        method="eagle",
+        k=k,
+        prompt_set="he",
+        part=None,
+        max_tokens=24,
+        concurrency=1,
+        repeats=1,
+        cycles=1,
+        metrics=summarise([]),
+        speedup=Speedup(ratio, ratio, None, ratio.value, ratio.prompts, 0),
+        is_baseline=False,
+        flags=(),
+        problem=None,
+    )
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(20, truth=1),
+        World(4, truth=1),
+        World(8, restarts=2, of_prompts=0.05, of_restarts=0.02, truth=1),
+    ],
+    ids=str,
+)
+def test_of_seven_arms_that_change_nothing_one_is_rarely_the_headline(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two-sided 5% for all seven: 2.5% of worlds have a "faster" one, and by their own intervals 16%."""
+    monkeypatch.setattr(speedup, "RESAMPLES", 400)
+    rng, worlds, headlined, alone = np.random.default_rng(9), 150, 0, 0
+    for _ in range(worlds):
+        found = [row_of(k, world.draw(rng)[1]) for k in range(1, 8)]
+        headlined += fastest(found) is not None
+        alone += any(
+            ratio.shown and ratio.value > 1
+            for row in found
+            if row.speedup and (ratio := row.speedup.tpot)
+        )
+    assert headlined / worlds <= 0.055
+    assert alone > headlined
+
+
+def test_one_of_several_has_a_wider_interval_by_the_quantiles_of_t() -> None:
+    """20 prompts: t of 19 degrees is 2.093 at 95%, 3.014 at 1 - 5%/7; a normal law's 1.960, 2.690."""
+    own = Interval(1.2 / 1.1, 1.2 * 1.1, 19)
+    ratio = Ratio(1.2, own, Interval(1.2 / 1.01, 1.2 * 1.01), 20, 1, "steps")
+    assert ratio.among(1) == own
+    wider = ratio.among(7)
+    assert wider
+    assert np.log(wider.high / 1.2) / np.log(1.1) == pytest.approx(3.014 / 2.093, abs=0.002)
+    assert np.log(1.2 / wider.low) / np.log(1.1) == pytest.approx(3.014 / 2.093, abs=0.002)
+    on_set = ratio.among(7, "this_set")
+    assert on_set
+    assert on_set.half_width == pytest.approx(np.log(1.01) * 2.690 / 1.960, rel=1e-3)
+    assert Ratio(1.2, None, None, 1, 1, None).among(7) is None
+    assert Ratio(1.2, Interval(1e-99, 1e99, 1), None, 2, 2, None).among(50) is not None
+
+
+def test_an_interval_knows_its_degrees_of_freedom() -> None:
+    """Prompts alone: one less than there are. Of two effects of 1 and many: between them."""
+    rng = np.random.default_rng(5)
+    alone = World(16).draw(rng)[1].like_these
+    assert alone
+    assert alone.freedom == 15
+    restarted = World(16, restarts=2, of_restarts=0.2).draw(rng)[1]
+    assert restarted.like_these
+    assert restarted.this_set
+    assert 1 < restarted.like_these.freedom < 15
+    assert restarted.this_set.freedom == 1
 
 
 def test_a_given_set_is_known_better_than_prompts_like_it() -> None:

@@ -743,7 +743,26 @@ def test_a_throttled_gpu_is_a_flag(
     [
         (None, None),
         (replace(SEEN, others=(Other("cron", 7, 0.10),), stolen_cores=0.10), None),
-        (replace(SEEN, others_cores=3.0), None),  # nobody to name
+        (replace(SEEN, others_cores=0.10), None),
+        (
+            replace(SEEN, others_cores=0.945),  # many small ones: nobody to name
+            "others computed meanwhile: 0.9 cores for processes too small or short to name, or the kernel",
+        ),
+        (
+            replace(SEEN, others=(Other("cc1", 7, 0.06), Other("cc1", 8, 0.08)), others_cores=0.14),
+            "others computed meanwhile: 0.1 cores for processes too small or short to name, or the kernel",
+        ),
+        (
+            replace(SEEN, others=(Other("make", 7, 0.84),), others_cores=0.9),
+            "others computed meanwhile: make (pid 7) 0.8 cores",
+        ),
+        (
+            replace(SEEN, others=(Other("make", 7, 0.84),), others_cores=1.5),
+            (
+                "others computed meanwhile: make (pid 7) 0.8 cores, 0.7 cores for processes too "
+                "small or short to name, or the kernel"
+            ),
+        ),
         (
             replace(SEEN, others=(Other("make", 7, 0.84), Other("cron", 8, 0.05))),
             "others computed meanwhile: make (pid 7) 0.8 cores",
@@ -765,6 +784,16 @@ def test_another_process_is_a_flag_that_names_it(
     record: Build, seen: Meanwhile | None, finding: str | None
 ) -> None:
     assert machine.somebody_else(facts(record, seen)) == finding
+
+
+@pytest.mark.parametrize(
+    ("cores", "is_flagged"), [(2, True), (16, True), (64, False), (None, True)]
+)
+def test_what_nobody_is_named_for_is_a_flag_by_its_share_of_a_large_machine(
+    record: Build, cores: int | None, is_flagged: bool
+) -> None:
+    seen = replace(facts(record, replace(SEEN, others_cores=0.5)), machine={"cores": cores})
+    assert (machine.somebody_else(seen) is not None) == is_flagged
 
 
 def clocked(mhz: float, *, error: float = 1, samples: int = 50, device: str = "GPU") -> Meanwhile:

@@ -1,13 +1,18 @@
 """An engine whose acceptance is held: what it is given, and when it is not asked."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import console
 import pytest
 
 from specbench import config, whatif
 from specbench.engines.installation import Installation
 from specbench.errors import UserError
+from specbench.records import Prompt
+from specbench.store import RunStore
 from specbench.vllm_names import recorded
 
 CONFIG = """
@@ -76,3 +81,39 @@ def test_a_cpu_build_that_asserts_is_not_asked_and_one_that_does_not_is(
     )
     with pytest.raises(UserError, match="on a CPU"):
         whatif.synthetic_config(settings, cpu, label="eagle", k=2, tau=2)
+
+
+# --- by a run's step times -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def looked_up(tmp_path: Path, run_in: Callable[..., RunStore]) -> Path:
+    """A folder with a run of a head and of a look-up."""
+    prompts = [Prompt(id=f"p/{i}", turns=(f"Say {i}",)) for i in range(8)]
+    arms = {"eagle": (1, 3), "ngram": (3,)}
+    run_in(tmp_path / "results", prompts, say=lambda *_: "one two three four " * 9, arms=arms)
+    return tmp_path
+
+
+def test_a_look_up_has_no_estimate_and_the_others_have(looked_up: Path) -> None:
+    done = console.specbench("what-if", "--tau", "1.5", cwd=looked_up, columns=200)
+    assert done.returncode == 0
+    assert "eagle k=3 on he" in done.stdout
+    assert "ngram" not in done.stdout
+    assert "no estimate for ngram: ngram looks drafts up" in done.stderr
+
+
+def test_a_look_up_alone_is_refused_with_the_reason(looked_up: Path) -> None:
+    done = console.specbench(
+        "what-if", "--tau", "1.5", "--method", "ngram", cwd=looked_up, columns=200
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no estimate for ngram: ngram looks drafts up" in done.stderr
+
+
+def test_a_look_up_has_no_break_even(looked_up: Path) -> None:
+    done = console.specbench("report", "--format", "json", cwd=looked_up)
+    rows = {row["arm"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["ngram-k3"]["break_even"] is None
+    assert rows["ngram-k3"]["step_ms"] > 0
+    assert rows["eagle-k3"]["break_even"] > 0

@@ -20,6 +20,10 @@ smaller k (up to 10% too low in simulated bursts), and fewer tokens are trimmed 
 smaller k. Both deviations are known at k = 1 and at k_max, where tau was measured; between them
 their logarithm is interpolated linearly in k. Simulated chains, iid, bursty or of unequal prompts,
 come out within 2.1% (replaying per-step counts did no better). Step times: the line through both.
+
+All of this takes every step at k to be of one kind. Where drafts are looked up, a step without a match
+has none: its time is vanilla's, and how many there are changes with tau. The mean step of such a mixture
+tells neither a break-even nor what another tau would give (`CostModel.mixed`).
 """
 
 import itertools
@@ -30,6 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from specbench.analysis.hygiene import AGREEMENT as COUNTS_AGREE
+from specbench.analysis.hygiene.acceptance import LOOK_UP_METHODS
 from specbench.analysis.metrics import decode_steps, held_up, later_tokens, tpot_ms
 from specbench.analysis.outlines import Request
 from specbench.analysis.speedup import DRAWS_AT_ONCE, RESAMPLES, Key
@@ -72,7 +78,8 @@ class CostModel:
     """Step times of vanilla (`vanilla_ms`, T_AR) and of each measured k >= 1, and tokens per step.
 
     From `requests` requests over `prompts` prompts, the same under every k. `line` is None for
-    fewer than two k.
+    fewer than two k. `mixed` says why a mean step mixes drafted and undrafted ones, where it does:
+    then there is no line, no break-even and no what-if, and the rest is as measured.
     """
 
     vanilla_ms: float
@@ -81,6 +88,7 @@ class CostModel:
     line: Line | None
     prompts: int
     requests: int
+    mixed: str | None = None
 
     @property
     def verify_overhead(self) -> float | None:
@@ -98,8 +106,10 @@ class CostModel:
         return self.line.step_ms(k) if measured is None and self.line else measured
 
     def break_even(self, k: int) -> float | None:
-        """The tokens per step at which *k* is as fast as vanilla; None where no step time is."""
-        step = self.step_ms_at(k)
+        """The tokens per step at which *k* is as fast as vanilla; None where no step time is, and
+        where steps are mixed.
+        """
+        step = None if self.mixed else self.step_ms_at(k)
         return None if step is None else step / self.vanilla_ms
 
     def speedup(self, k: int) -> float:
@@ -120,13 +130,27 @@ class Predicted:
 class BestK:
     """The fastest k (0: vanilla) and its speed-up; `share` of resamples of the prompts agree.
 
-    `share` is None for fewer than 2 prompts.
+    `share` is None for fewer than 2 prompts. `flagged`: every k was flagged, so this one is too.
     """
 
     k: int
     speedup: float
     share: float | None
     prompts: int
+    flagged: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The k that a table's rows call the fastest (0: vanilla), out of `among`, with its speed-up.
+
+    `among` are the k without a flag; all of them where each has one (`flagged`).
+    """
+
+    k: int
+    speedup: float
+    among: frozenset[int]
+    flagged: bool
 
 
 @dataclass(frozen=True)
@@ -164,8 +188,10 @@ def step_ms(record: Request, k: int) -> float | None:
     return _decode_ms(record) / steps if steps else None
 
 
-def fit(measured: Measured, pace: Pace = SAME_PACE) -> CostModel | None:
-    """The cost model of one method, from the requests that every k answered.
+def fit(
+    measured: Measured, pace: Pace = SAME_PACE, *, method: str | None = None
+) -> CostModel | None:
+    """The cost model of one *method* (vLLM's name), from the requests that every k answered.
 
     A k without any request of known step time is left out. None without vanilla, without another
     k, or without a common request.
@@ -177,14 +203,31 @@ def fit(measured: Measured, pace: Pace = SAME_PACE) -> CostModel | None:
     means = {k: _decoding(measured, keys, k, pace).mean(axis=0).tolist() for k in ks}
     step = {k: decode_ms / steps for k, (decode_ms, steps, _) in means.items()}
     vanilla_ms = step.pop(0)
+    mixed = _mixed(measured, keys, list(step), method)
     return CostModel(
         vanilla_ms=vanilla_ms,
         step_ms=step,
         tau={k: math.exp(means[k][2]) for k in step},
-        line=_line(step),
+        line=None if mixed else _line(step),
         prompts=len({key.prompt_id for key in keys}),
         requests=len(keys),
+        mixed=mixed,
     )
+
+
+def _mixed(
+    measured: Measured, keys: Sequence[Key], ks: Sequence[int], method: str | None
+) -> str | None:
+    """Why the steps of these requests are of two kinds, by the method or by what was counted."""
+    if method in LOOK_UP_METHODS:
+        return f"{method} looks drafts up, and a step without a match has none"
+    for k in ks:
+        chosen = [measured[k][key] for key in keys]
+        drafts = sum(request.spec.drafts for request in chosen if request.spec)
+        steps = sum(_steps(request, k) or 0 for request in chosen)
+        if drafts < steps * (1 - COUNTS_AGREE):
+            return f"at k = {k} only {drafts / steps:.0%} of the steps had a draft"
+    return None
 
 
 def pace_of(vanilla: Mapping[Key, Request], beside: Mapping[Key, Request]) -> float:
@@ -263,14 +306,20 @@ def _between(first: Floats, last: Floats, reached: Floats) -> tuple[Floats, Floa
     return tau, first_ms + (last_ms - first_ms) * way
 
 
-def best_k(measured: Measured, *, pace: Pace = SAME_PACE, seed: int = 0) -> BestK | None:
+def best_k(
+    measured: Measured, *, choice: Choice | None = None, pace: Pace = SAME_PACE, seed: int = 0
+) -> BestK | None:
     """The measured k with the largest speed-up, geometric mean over prompts of TPOT ratios.
 
-    Needs no step counts. None without vanilla, without another k, or without a common request.
+    With a *choice* it is that one, so that a report names one best k, and only the share of
+    resamples that agree is found here. Needs no step counts. None without vanilla, without another
+    k, or without a common request, unless there is a choice.
     """
+    if choice is not None:
+        measured = {k: measured[k] for k in measured if not k or k in choice.among}
     common = _common(measured, lambda request, _: bool(tpot_ms(request)))
     if common is None:
-        return None
+        return BestK(choice.k, choice.speedup, None, 0, choice.flagged) if choice else None
     ks, keys = common
     times = [[(tpot_ms(measured[k][key]) or 1) * pace.get(k, 1) for k in ks] for key in keys]
     logs = -_by_prompt(keys, np.log(times))
@@ -278,15 +327,27 @@ def best_k(measured: Measured, *, pace: Pace = SAME_PACE, seed: int = 0) -> Best
     prompts = len(gains)
     (drawn,) = _drawn([gains], seed)
     draws = np.vstack([gains.mean(axis=0), drawn[1:]])
-    return _best(ks, np.exp(draws), prompts)
+    best = _best(ks, np.exp(draws), prompts)
+    if choice is None:
+        return best
+    share = best.share
+    if share is not None and choice.k != best.k:  # by requests that not every k answered
+        place = ks.index(choice.k) if choice.k in ks else -1
+        share = float(np.mean(drawn[1:].argmax(axis=1) == place))
+    return BestK(choice.k, choice.speedup, share, prompts, choice.flagged)
 
 
 def what_if(model: CostModel, tau: float, k: int) -> float:
     """The speed-up that *tau* tokens per target step, bonus token included, would give at *k*.
 
     Raises:
-        UserError: *tau* or *k* cannot be, or nothing tells the time of a step at *k*.
+        UserError: *tau* or *k* cannot be, nothing tells the time of a step at *k*, or steps are
+            of two kinds.
     """
+    if model.mixed:
+        raise UserError(
+            f"no estimate from a mean step: {model.mixed}.", hint="Measure it: specbench run."
+        )
     if k < 1 or not 1 <= tau <= k + 1:
         raise UserError(
             f"{tau:g} tokens per step cannot be at k = {k}.",

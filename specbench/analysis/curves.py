@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from specbench.analysis import cost
 from specbench.analysis.cases import Condition, MeasuredCase, Requests
-from specbench.analysis.cost import BestK, CostModel, Predicted
+from specbench.analysis.cost import BestK, Choice, CostModel, Predicted
 from specbench.analysis.hosts import hosts_of, on_one_host
 from specbench.analysis.outlines import Request
 from specbench.analysis.speedup import Key
@@ -15,7 +16,8 @@ from specbench.analysis.speedup import Key
 class Curve:
     """One method (by its arms' `label`) under one condition (prompt set, max_tokens, concurrency).
 
-    `best` is among the measured k and vanilla. `predicted` holds every k from 1 to the largest that
+    `best` is among the measured k and vanilla, those with a flag left out where the rows' choice is
+    known. `predicted` holds every k from 1 to the largest that
     was measured, from vanilla, k = 1 and that largest alone; empty where `not_predicted` says why.
     """
 
@@ -29,8 +31,17 @@ class Curve:
     not_predicted: str | None
 
 
-def curves(cases: Iterable[MeasuredCase], *, baseline: str | None) -> list[Curve]:
-    """The curves of a run, by condition and label in the order in which they are met."""
+Choices = Mapping[tuple[Condition, str], Choice]  # by condition and label
+
+
+def curves(
+    cases: Iterable[MeasuredCase], *, baseline: str | None, chosen: Choices = MappingProxyType({})
+) -> list[Curve]:
+    """The curves of a run, by condition and label in the order in which they are met.
+
+    *chosen* is what the rows call the best k (`rows.choices`); without, it is chosen here, where
+    nothing is known of flags.
+    """
     found: dict[tuple[Condition, str], list[MeasuredCase]] = {}
     beside: dict[Condition, list[MeasuredCase]] = {}
     for case in cases:
@@ -39,7 +50,7 @@ def curves(cases: Iterable[MeasuredCase], *, baseline: str | None) -> list[Curve
         elif case.k:
             found.setdefault((case.condition, case.label), []).append(case)
     return [
-        _curve(label, condition, of_label, beside.get(condition, []))
+        _curve(label, condition, of_label, beside.get(condition, []), chosen)
         for (condition, label), of_label in found.items()
     ]
 
@@ -49,6 +60,7 @@ def _curve(
     condition: Condition,
     cases: Sequence[MeasuredCase],
     baseline: Sequence[MeasuredCase],
+    chosen: Choices,
 ) -> Curve:
     by_k: dict[int, Requests] = {}
     group_of = {case.k: case.group for case in cases}
@@ -78,8 +90,8 @@ def _curve(
         label=label,
         method=method,
         condition=condition,
-        model=cost.fit(measured, pace),
-        best=cost.best_k(measured, pace=pace),
+        model=cost.fit(measured, pace, method=method),
+        best=cost.best_k(measured, choice=chosen.get((condition, label)), pace=pace),
         predicted=predicted,
         predicted_best=predicted_best,
         not_predicted=why,
@@ -110,12 +122,14 @@ class Estimate:
 def estimates(found: Iterable[Curve], tau: float, k: int | None = None) -> list[Estimate]:
     """The speed-up that *tau* tokens a step would give at *k*, or at each measured k that allows it.
 
+    Of methods whose steps are of two kinds there is none; `refusals` says why.
+
     Raises:
         UserError: *tau* cannot be at *k*, or nothing tells the time of a step there.
     """
     made = []
     for curve in found:
-        if curve.model is None:
+        if curve.model is None or curve.model.mixed:
             continue
         ks = [k] if k is not None else [one for one in curve.model.step_ms if 1 <= tau <= one + 1]
         for one in ks:
@@ -128,3 +142,9 @@ def estimates(found: Iterable[Curve], tau: float, k: int | None = None) -> list[
                 Estimate(curve.label, curve.condition, one, tau, step_ms, vanilla_ms, speedup)
             )
     return made
+
+
+def refusals(found: Iterable[Curve]) -> list[str]:
+    """Why some methods have no estimate, a line each."""
+    mixed = [(curve.label, curve.model.mixed) for curve in found if curve.model]
+    return [f"{label}: {why}" for label, why in dict.fromkeys(mixed) if why]

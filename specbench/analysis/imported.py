@@ -5,11 +5,10 @@ it does not say is None.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from specbench.analysis.hygiene import Flag
-from specbench.analysis.metrics import Acceptance, CaseMetrics, undrafted_steps
+from specbench.analysis.metrics import Acceptance, CaseMetrics, undrafted_steps, without
 from specbench.records import Imported
 
 FIGURES = ("latency_ms", "ttft_ms", "tpot_ms", "tokens_per_s")
@@ -41,8 +40,10 @@ class StatedAcceptance(Acceptance):
 
 def without_lacking(metrics: CaseMetrics, imported: Imported) -> CaseMetrics:
     """*metrics* of imported requests without what their file does not hold."""
-    lacking: dict[str, Any] = {name: None for name in imported.lacks if name in FIGURES}
-    return replace(metrics, **lacking)
+    lacking = [name for name in imported.lacks if name in FIGURES]
+    if "tokens_per_s" in lacking:  # when requests were in flight is not known
+        lacking.append("requests_per_s")
+    return without(metrics, *lacking)
 
 
 def stated_metrics(imported: Imported) -> CaseMetrics:

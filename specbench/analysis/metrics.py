@@ -2,8 +2,10 @@
 
 Definitions (docs/measurement.md has the sources):
   latency      last chunk - sent; TTFT  first chunk - sent, both per request, mean over requests
-  TPOT         (latency - TTFT) / (output tokens - 1), per request
-  tokens/s     output tokens / time with a request in flight, over the whole case
+  TPOT         (latency - TTFT) / (output tokens - those of the first chunk), per request, mean
+               over requests
+  tokens/s     output tokens / time with a request in flight, over the whole case; requests/s alike
+  p50 p90 p99  of latency, TTFT and TPOT over requests, linear between two of them (numpy's default)
   steps        target forward passes after the first token: drafts + steps without a draft
   acceptance length  (steps + accepted) / steps: tokens per target step, bonus token included
   acceptance rate    accepted / drafted tokens
@@ -13,7 +15,7 @@ Definitions (docs/measurement.md has the sources):
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -24,6 +26,19 @@ from specbench.records import CounterSpan, EngineCounters, SpecRequest
 
 R = TypeVar("R", bound=Request)
 MERGED_CHUNKS, MERGED_SHARE = 3, 0.1  # that a busy reader may well find beside the first
+PERCENTS = (50, 90, 99)
+
+
+def percentile_name(figure: str, percent: int) -> str:
+    """What a percentile of *figure* is called: ttft_ms, 90 is ttft_p90_ms."""
+    return f"{figure.removesuffix('_ms')}_p{percent}_ms"
+
+
+PERCENTILES = tuple(
+    percentile_name(figure, percent)
+    for figure in ("ttft_ms", "tpot_ms", "latency_ms")
+    for percent in PERCENTS
+)
 
 
 def latency_ms(record: Request) -> float:
@@ -242,6 +257,27 @@ class CaseMetrics:
     tokens_per_s: float | None
     acceptance: Acceptance | None
     counted: Acceptance | None
+    requests_per_s: float | None = None
+    percentiles: Mapping[str, float] = field(default_factory=dict)
+
+
+def percentiles(figure: str, values: Sequence[float]) -> dict[str, float]:
+    """The PERCENTS of *values* by name, linear between two of them.
+
+    Of fewer than 1 / (1 - p) the p-th would stand for the largest alone, and is left out: p99 takes
+    100 values, p90 takes 10.
+    """
+    enough = [percent for percent in PERCENTS if len(values) * (100 - percent) >= 100]
+    found = np.percentile(values, enough).tolist() if enough else []
+    return {percentile_name(figure, p): value for p, value in zip(enough, found, strict=True)}
+
+
+def without(metrics: CaseMetrics, *figures: str) -> CaseMetrics:
+    """*metrics* without these figures, nor their percentiles."""
+    gone = {percentile_name(figure, percent) for figure in figures for percent in PERCENTS}
+    left = {name: value for name, value in metrics.percentiles.items() if name not in gone}
+    lacking: dict[str, Any] = dict.fromkeys(figures)
+    return replace(metrics, percentiles=left, **lacking)
 
 
 def summarise(
@@ -258,7 +294,11 @@ def summarise(
     good = [r for r in everything if r.ok]
     of_requests = acceptance_of_requests(good)
     of_counters = acceptance_of_counters(*counted(spans, good))
-    tpots = [t for r in good if (t := tpot_ms(r)) is not None]
+    times = {
+        "latency_ms": [latency_ms(r) for r in good],
+        "ttft_ms": [ttft_ms(r) for r in good],
+        "tpot_ms": [t for r in good if (t := tpot_ms(r)) is not None],
+    }
     output = sum(r.output_tokens or 0 for r in good)
     busy_s = busy_ns(good) / 1e9
     return CaseMetrics(
@@ -266,14 +306,20 @@ def summarise(
         failed=len(everything) - len(good),
         prompts=len({r.prompt_id for r in good}),
         output_tokens=output,
-        latency_ms=_mean([latency_ms(r) for r in good]),
-        ttft_ms=_mean([ttft_ms(r) for r in good]),
-        tpot_ms=_mean(tpots),
+        latency_ms=_mean(times["latency_ms"]),
+        ttft_ms=_mean(times["ttft_ms"]),
+        tpot_ms=_mean(times["tpot_ms"]),
         tokens_per_s=output / busy_s if busy_s > 0 and output else None,
         acceptance=of_requests
         or of_counters
         or (acceptance_of_chunks(good) if speculative else None),
         counted=of_counters,
+        requests_per_s=len(good) / busy_s if busy_s > 0 else None,
+        percentiles={
+            name: value
+            for figure, values in times.items()
+            for name, value in percentiles(figure, values).items()
+        },
     )
 
 

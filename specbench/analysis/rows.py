@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from specbench.analysis.cases import Condition, Joined, MeasuredCase, Requests
-from specbench.analysis.cost import AGREEMENT, disagreement
+from specbench.analysis.cost import AGREEMENT, Choice, disagreement
 from specbench.analysis.curves import Curve, curves
 from specbench.analysis.hosts import hosts_of, on_one_host
 from specbench.analysis.hygiene import CaseFacts, Flag, PairFacts, checks
 from specbench.analysis.imported import imported_flags, stated_metrics, without_lacking
-from specbench.analysis.metrics import CaseMetrics, Goodput, goodput, summarise
+from specbench.analysis.metrics import CaseMetrics, Goodput, goodput, summarise, without
 from specbench.analysis.outlines import Outlines, Pool, Request
 from specbench.analysis.parity import Parity
 from specbench.analysis.parity import compare as compare_outputs
@@ -27,10 +27,10 @@ SCHEMA = 2  # of the JSON that `specbench report --format json` prints
 class Cost:
     """What speculation costs, and what its step times say. None where it is not known.
 
-    `break_even` is the acceptance length at which the arm is as fast as vanilla; `expected_speedup`
-    follows from measured step times and acceptance at this k, `predicted_speedup` from k = 1 and
-    the largest k alone. `kv_cache_change` is a share, `memory_change_bytes` a difference, both
-    against the baseline.
+    `break_even` is the acceptance length at which the arm is as fast as vanilla, not known where
+    drafts are looked up (`CostModel.mixed`); `expected_speedup` follows from measured step times and
+    acceptance at this k, `predicted_speedup` from k = 1 and the largest k alone. `kv_cache_change` is
+    a share, `memory_change_bytes` a difference, both against the baseline.
     """
 
     step_ms: float | None
@@ -77,6 +77,43 @@ class Row:
     def condition(self) -> Condition:
         """What it shares with the rows that it may be compared with."""
         return Condition(self.prompt_set, self.max_tokens, self.concurrency, self.rate)
+
+
+def is_sound(row: Row) -> bool:
+    """Whether nothing speaks against a row's figures."""
+    return not row.flags and row.problem is None
+
+
+def best_of(found: Iterable[Row]) -> Row | None:
+    """The fastest of one method's rows under one condition: of those without a flag if there are any.
+
+    None where no row has a speed-up. All that names a best k asks here.
+    """
+    timed = [(ratio.value, row) for row in found if row.speedup and (ratio := row.speedup.tpot)]
+    sound = [pair for pair in timed if is_sound(pair[1])]
+    return max(sound or timed, key=lambda pair: pair[0], default=(0.0, None))[1]
+
+
+def choices(found: Iterable[Row]) -> dict[tuple[Condition, str], Choice]:
+    """Of each condition and method the k that its rows call the best, for `curves`."""
+    of_label: dict[tuple[Condition, str], list[Row]] = {}
+    for row in found:
+        if row.k and row.part is None and row.speedup and row.speedup.tpot:
+            of_label.setdefault((row.condition, row.label), []).append(row)
+    chosen = {}
+    for place, of_k in of_label.items():
+        best = best_of(of_k)
+        assert best is not None  # each has a speed-up
+        assert best.speedup is not None
+        assert best.speedup.tpot is not None
+        value, among = best.speedup.tpot.value, [row.k for row in of_k if is_sound(row)]
+        chosen[place] = Choice(
+            k=best.k if value > 1 else 0,
+            speedup=max(1.0, value),
+            among=frozenset(among or (row.k for row in of_k)),
+            flagged=not among,
+        )
+    return chosen
 
 
 def rows(
@@ -129,13 +166,8 @@ def _row(
     metrics = summarise(everything, spans, speculative=first.k > 0)
     if part.is_piece:  # its first chunk is no first token, and its time is no request's
         starts = sum(record.ok for record in everything)
-        metrics = replace(
-            metrics,
-            ttft_ms=None,
-            latency_ms=None,
-            tokens_per_s=None,
-            output_tokens=metrics.output_tokens - starts,
-        )
+        metrics = without(metrics, "ttft_ms", "latency_ms", "tokens_per_s", "requests_per_s")
+        metrics = replace(metrics, output_tokens=metrics.output_tokens - starts)
     flags: list[Flag] = []
     origins = [case.imported for case in repeats if case.imported]
     if origins:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from specbench.analysis.cost import Crossing, crossing, dynamic_schedule
-from specbench.analysis.rows import Row
+from specbench.analysis.rows import Row, best_of, is_sound
 
 Best = tuple[int, float]  # k, speed-up
 
@@ -31,14 +31,17 @@ def scaling(rows: Iterable[Row]) -> list[Scaling]:
 
     Flagged rows and those that failed say nothing.
     """
-    found: dict[tuple[str, str, int | None], dict[int, Best]] = {}
+    sound: dict[tuple[str, str, int | None], dict[int, list[Row]]] = {}
     for row in rows:
-        ratio = row.speedup.tpot if row.speedup and row.k and row.part is None else None
-        if ratio is None or row.flags or row.problem or row.rate is not None:
-            continue
-        best = found.setdefault((row.label, row.prompt_set, row.max_tokens), {})
-        if ratio.value > best.get(row.concurrency, (0, 0.0))[1]:
-            best[row.concurrency] = (row.k, ratio.value)
+        if row.k and row.part is None and row.rate is None and is_sound(row):
+            place = (row.label, row.prompt_set, row.max_tokens)
+            sound.setdefault(place, {}).setdefault(row.concurrency, []).append(row)
+    found: dict[tuple[str, str, int | None], dict[int, Best]] = {}
+    for place, by_concurrency in sound.items():
+        for at, of_k in by_concurrency.items():
+            best = best_of(of_k)
+            if best and best.speedup and best.speedup.tpot:
+                found.setdefault(place, {})[at] = (best.k, best.speedup.tpot.value)
     return [
         Scaling(
             *place,

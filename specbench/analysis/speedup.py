@@ -12,10 +12,13 @@ and each question has the effects that count for it:
                             is in it), and prompts of the set that were not measured, with the finite
                             population correction (Cochran 1977, 2.6)
 
-Prompts and noise are resampled each on their own, turns and cycles of a prompt together (the
-pigeonhole bootstrap, Owen 2007; noise by residuals, Efron & Tibshirani 1993, 9.4). Percentiles of a
+The effects that count are independent, and each is resampled on its own: the means of prompts (of all
+their turns and cycles), and noise by its residuals (Efron & Tibshirani 1993, 9.4). Percentiles of a
 small sample are too narrow, so deviations are stretched to a t interval's (Hesterberg 2015, 3.4).
 Restarts are too few to be resampled at all: their mean is drawn from Student's t, which is exact.
+
+Whoever tries several arms and names the fastest needs intervals that hold all at once: those of N arms
+are stretched from a t interval's 95% to its 1 - 5% / N (Bonferroni; `Ratio.among`).
 """
 
 import functools
@@ -36,6 +39,7 @@ RESAMPLES = 4000
 DRAWS_AT_ONCE = 1 << 18
 CONFIDENCE = 0.95
 FEWEST_RESIDUALS = 3  # fewer say nothing of the noise
+LARGEST = 700.0  # a logarithm: of more there is no exponential
 Floats = NDArray[np.float64]
 Question = Literal["like_these", "this_set"]
 NoiseSource = Literal["restarts", "cycles", "steps"]
@@ -58,10 +62,11 @@ Cells = Mapping[Key, float]
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95% interval of a speed-up."""
+    """A 95% interval of a speed-up; `freedom` are the degrees of freedom that it rests on."""
 
     low: float
     high: float
+    freedom: float = math.inf
 
     @property
     def half_width(self) -> float:
@@ -105,9 +110,26 @@ class Ratio:
         """The interval that answers *question*."""
         return self.like_these if question == "like_these" else self.this_set
 
+    def among(self, tried: int, question: Question = "like_these") -> Interval | None:
+        """The wider interval for one of *tried* arms: with 95% those of all hold at once.
+
+        By Bonferroni's inequality, however much the arms have in common; 1 leaves it as it is.
+        """
+        interval = self.interval(question)
+        if interval is None or tried <= 1:
+            return interval
+        by = _quantile(interval.freedom, tried) / _quantile(interval.freedom, 1)
+        center = math.log(self.value)
+        ends = (center + by * (math.log(end) - center) for end in (interval.low, interval.high))
+        low, high = (math.exp(max(-LARGEST, min(LARGEST, end))) for end in ends)
+        return Interval(low, high, interval.freedom)
+
     @property
     def shown(self) -> bool | None:
-        """Whether a difference is shown on prompts like these; None without an interval."""
+        """Whether a difference is shown on prompts like these; None without an interval.
+
+        For this arm alone: who picks one of several asks `among`.
+        """
         return self.like_these.excludes_1 if self.like_these else None
 
 
@@ -175,9 +197,19 @@ def _tpot_ratio(
 
 
 def pairs_of(baseline: Mapping[Key, Request], arm: Mapping[Key, Request]) -> list[Pair]:
-    """The requests that both answered, in the order of their keys."""
-    both = [key for key in baseline if key in arm and baseline[key].ok and arm[key].ok]
-    return [(key, baseline[key], arm[key]) for key in sorted(both)]
+    """The requests that both answered, in the order of their keys.
+
+    Of a conversation only as far as both were asked the same: from the second turn on a prompt holds
+    the engine's own answers.
+    """
+    both = sorted(key for key in baseline if key in arm and baseline[key].ok and arm[key].ok)
+    pairs = [(key, baseline[key], arm[key]) for key in both]
+    return [(key, base, other) for key, base, other in pairs if _asked_alike(key, base, other)]
+
+
+def _asked_alike(key: Key, base: Request, other: Request) -> bool:
+    """Also true for every first turn, which `hygiene` judges."""
+    return key.turn == 0 or base.prompt_hash == other.prompt_hash
 
 
 def _cells(
@@ -205,10 +237,11 @@ def _log_step_ratio(base: Request, other: Request, *, speculative: bool) -> floa
 
 
 class _Effect(NamedTuple):
-    """One source of variation of the mean: draws of its deviation, and its variance."""
+    """One source of variation of the mean: draws of its deviation, its variance, and how well known."""
 
     draws: Floats  # [RESAMPLES], stretched for their degrees of freedom
     variance: float
+    freedom: float
 
 
 def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> Ratio | None:
@@ -235,7 +268,7 @@ def ratio_of(cells: Cells, steps: Cells, *, set_size: int | None, seed: int) -> 
         residuals, freedom, source = _noise(cells, steps)
         if source:
             of_noise = float((residuals**2).sum() / freedom) * _shrinks_to(by_prompt)
-            noise = _Effect(_noise_draws(residuals, by_prompt, freedom, rng), of_noise)
+            noise = _Effect(_noise_draws(residuals, by_prompt, freedom, rng), of_noise, freedom)
     true = max(0.0, prompt.variance - of_noise) if prompt else 0.0  # of prompts, without the noise
     left_out = 1 - len(means) / set_size if set_size and set_size > len(means) else 0.0
     unmeasured = _scaled(prompt, left_out * true) if prompt and true and left_out else None
@@ -260,9 +293,19 @@ def _each_once(prompt: _Effect, true: float, restart: _Effect | None) -> list[_E
 
 
 def _interval(center: float, effects: Sequence[_Effect | None]) -> Interval:
-    total = np.sum([effect.draws for effect in effects if effect], axis=0)
+    counted = [effect for effect in effects if effect]
+    total = np.sum([effect.draws for effect in counted], axis=0)
     low, high = np.quantile(total, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(math.exp(center + float(low)), math.exp(center + float(high)))
+    low, high = (math.exp(center + float(end)) for end in (low, high))
+    return Interval(low, high, _freedom(counted))
+
+
+def _freedom(effects: Sequence[_Effect]) -> float:
+    """Degrees of freedom of the sum of *effects* (Satterthwaite 1946)."""
+    squares = sum(effect.variance**2 / effect.freedom for effect in effects)
+    if not squares:  # no effect at all, so that there is nothing to stretch
+        return min((effect.freedom for effect in effects), default=math.inf)
+    return sum(effect.variance for effect in effects) ** 2 / squares
 
 
 def norm_quantile() -> float:
@@ -271,11 +314,19 @@ def norm_quantile() -> float:
 
 
 @functools.cache
-def _stretch(freedom: float) -> float:
-    """How much longer a t interval with this much *freedom* is than a normal one."""
+def _quantile(freedom: float, tried: int) -> float:
+    """How many standard errors a t interval with this much *freedom*, one of *tried*, reaches."""
+    level = 1 - (1 - CONFIDENCE) / tried / 2
+    if math.isinf(freedom):
+        return NormalDist().inv_cdf(level)
     from scipy.special import stdtrit  # slow to import, and not needed by most commands
 
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) / norm_quantile()
+    return float(stdtrit(freedom, level))
+
+
+def _stretch(freedom: float) -> float:
+    """How much longer a t interval with this much *freedom* is than a normal one."""
+    return _quantile(freedom, 1) / norm_quantile()
 
 
 def _of_sample(deviations: Floats, rng: np.random.Generator) -> _Effect | None:
@@ -290,11 +341,12 @@ def _of_sample(deviations: Floats, rng: np.random.Generator) -> _Effect | None:
     )
     unbiased = math.sqrt(count / (count - 1))  # resampling alone gives the variance over n
     variance = float((deviations**2).sum() / (count - 1) / count)
-    return _Effect(draws * unbiased * _stretch(count - 1), variance)
+    return _Effect(draws * unbiased * _stretch(count - 1), variance, count - 1)
 
 
 def _scaled(effect: _Effect, variance: float) -> _Effect:
-    return _Effect(effect.draws * math.sqrt(variance / effect.variance), variance)
+    scale = math.sqrt(variance / effect.variance)
+    return _Effect(effect.draws * scale, variance, effect.freedom)
 
 
 def _by_restart(cells: Cells) -> Floats:
@@ -335,7 +387,7 @@ def _of_restarts(means: Floats, rng: np.random.Generator) -> _Effect:
     variance = float(np.var(means, ddof=1) / count)
     strata = (np.arange(RESAMPLES) + 0.5) / RESAMPLES  # whose quantiles are those of the law
     draws = rng.permutation(stdtrit(count - 1, strata))
-    return _Effect(draws * math.sqrt(variance), variance)
+    return _Effect(draws * math.sqrt(variance), variance, count - 1)
 
 
 def _noise(cells: Cells, steps: Cells) -> tuple[Floats, float, NoiseSource | None]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "specbench report",
         "specbench report results/RUN --by category",
+        "specbench report --percentiles",
         "specbench report --format markdown",
         "specbench report --format html -o report.html",
         "specbench report --watch",
@@ -41,6 +42,12 @@ def report(
             help="Split rows by category, turn, length (of prompts) or position (of output)."
         ),
     ] = None,
+    percentiles: Annotated[
+        bool,
+        typer.Option(
+            "--percentiles", help="A second table: p50, p90, p99 (CSV and JSON have them anyway)."
+        ),
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 if any row is flagged or unmeasured.")
     ] = False,
@@ -55,6 +62,7 @@ def report(
     """The table of a run: latency, throughput, acceptance length and speed-up of every arm."""
     from specbench import store as stores
     from specbench.analysis.curves import curves
+    from specbench.analysis.rows import choices
     from specbench.analysis.rows import rows as make_rows
     from specbench.analysis.slices import WAYS
     from specbench.render import report as rendering
@@ -62,12 +70,14 @@ def report(
 
     one_of("--format", form, ("table", *rendering.FORMATS, "html"))
     if form == "html":
-        _check_html(by, output)
+        _check_html(by, output, percentiles)
     folder = folder_of(run_folder, results) if run_folder else stores.latest(results)
     store = stores.RunStore.open(folder)
     if watch:
-        if form != "table" or output is not None or strict:
-            raise UserError("--watch redraws the table; leave out --format, --output and --strict.")
+        if form != "table" or output is not None or strict or percentiles:
+            raise UserError(
+                "--watch redraws the table; leave out --format, --output, --percentiles and --strict."
+            )
         if sys.stdout.isatty():
             _watch(folder, one_of("--by", by, WAYS))
             return
@@ -79,8 +89,8 @@ def report(
         by=one_of("--by", by, WAYS),
         greedy=store.document["config"]["sampling"]["temperature"] == 0,
     )
-    found = [] if by else curves(cases, baseline=vanilla_of(store))
-    findings = rendering.Findings(rows, found, by)
+    found = [] if by else curves(cases, baseline=vanilla_of(store), chosen=choices(rows))
+    findings = rendering.Findings(rows, found, by, percentiles)
     if form == "table":
         size, colour = terminal()
         text = rendering.as_table(
@@ -129,9 +139,11 @@ def _watch(folder: Path, by: Any) -> None:  # noqa: ANN401  (a slices.By)
     say(watching.watch(folder, draw, Console(no_color=not terminal()[1], highlight=False)))
 
 
-def _check_html(by: str | None, output: Path | None) -> None:
+def _check_html(by: str | None, output: Path | None, percentiles: bool = False) -> None:
     """Refuse what makes no sense of a page."""
     if by is not None:
         raise UserError("--by is for the other formats: the page shows every split; leave it out.")
+    if percentiles:
+        raise UserError("--percentiles is a table for the other formats; leave it out.")
     if output is None and sys.stdout.isatty():
         raise UserError("A page is 5 MB of HTML; write it to a file: -o report.html.")

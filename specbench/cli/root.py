@@ -23,6 +23,7 @@ app = typer.Typer(
     help="Which speculative decoding set-up makes your model faster, by how much, and is it true?",
     epilog=examples(
         "specbench convert humaneval",
+        "specbench convert mt_bench",
         "specbench run --config eagle_k5.yaml",
         "specbench report",
         title="A user's day",

@@ -91,7 +91,7 @@ def run(
         )
         _connect(cluster, parsed, dry=dry_run)
         if dry_run:
-            _print_plan(prepared, cluster)
+            _print_plan(prepared, results / (run_id or "RUN"), cluster)
             return
         document = preparing.document(prepared, config_path=path, command=own_command())
         name = parsed.name or path.stem
@@ -99,8 +99,10 @@ def run(
         run_id = run_id or stores.new_run_id(name)
         store = stores.RunStore.create(results, run_id, document, prompts)
     if dry_run:
-        _print_plan(prepared, cluster)
+        _print_plan(prepared, store.path, cluster)
         return
+    for line in _found(prepared):
+        say(line)
     carry_out(replace(prepared, fail_fast=fail_fast), store, cluster)
 
 
@@ -186,21 +188,31 @@ class Interrupted(SpecbenchError):
         )
 
 
-def _print_plan(prepared: "Prepared", cluster: "RayCluster | None" = None) -> None:
-    """Every case, and the exact command line of every engine; what a cluster's nodes are asked for."""
-    from specbench.engines.launch import shell_line
+def _found(prepared: "Prepared") -> list[str]:
+    """What a run says first: which vLLM was found, and what to know before anything starts."""
+    return [prepared.vllm, *(f"note: {note}" for note in prepared.notes)]
 
+
+def _print_plan(prepared: "Prepared", folder: Path, cluster: "RayCluster | None" = None) -> None:
+    """Every case, and the exact command line of every engine; what a cluster's nodes are asked for.
+
+    *folder* is the run's, which is not made.
+    """
     plan = prepared.plan
+    for line in _found(prepared):
+        typer.echo(line)
     typer.echo(
         f"{len(plan.cases)} cases, {prepared.requests} requests, {plan.starts} engine starts; "
         f"{plan.schedule}, {plan.together} engines up at once"
         + (f" ({prepared.room})" if prepared.room else "")
     )
+    if _in_triton(prepared) and prepared.config.engine.server:
+        typer.echo(f"\nTriton: {_triton_line(prepared, folder)}")
     for number, stage in enumerate(plan.stages, 1):
         typer.echo(f"\nstage {number}: {', '.join(arm.id for arm in stage.arms)}")
         for arm in stage.arms:
-            if launch := prepared.launches.get(arm.id):
-                typer.echo(f"  {arm.id}: {shell_line(launch)} --host 127.0.0.1 --port PORT")
+            if started := _started(prepared, arm.id):
+                typer.echo(f"  {arm.id}: {started}")
         for round_ in stage.rounds:
             for case in round_:
                 prompts = len(prepared.prompt_sets[case.prompt_set].prompts)
@@ -208,9 +220,53 @@ def _print_plan(prepared: "Prepared", cluster: "RayCluster | None" = None) -> No
     if chooses := [one.label for one in prepared.config.speculation if one.choose_k]:
         typer.echo(f"\nand then the best k of {' and '.join(chooses)}, beside the baseline")
     if cluster is not None:
-        from specbench.executors.units import needs_of, units_of
+        _print_units(prepared)
 
-        typer.echo("")
-        for unit in units_of(plan):
-            places = ", ".join(str(place + 1) for place in unit.stages)
-            typer.echo(f"{unit}: stage {places} on one host, with {needs_of(prepared, unit)}")
+
+def _print_units(prepared: "Prepared") -> None:
+    """What a cluster's nodes are asked for."""
+    from specbench.executors.units import needs_of, units_of
+
+    typer.echo("")
+    for unit in units_of(prepared.plan):
+        places = ", ".join(str(place + 1) for place in unit.stages)
+        typer.echo(f"{unit}: stage {places} on one host, with {needs_of(prepared, unit)}")
+
+
+def _in_triton(prepared: "Prepared") -> bool:
+    config = prepared.config
+    return config.engine.kind == "triton" and config.load.client != "replay"
+
+
+def _started(prepared: "Prepared", arm: str) -> str | None:
+    """The command line of an arm's engine, or its model in Triton; None where nothing is started."""
+    from specbench.engines.launch import shell_line
+
+    if _in_triton(prepared):
+        return _triton_model(prepared, arm)
+    launch = prepared.launches.get(arm)
+    return f"{shell_line(launch)} --host 127.0.0.1 --port PORT" if launch else None
+
+
+def _triton_line(prepared: "Prepared", folder: Path) -> str:
+    """What starts the run's tritonserver; its ports are free ones that are found then."""
+    from dataclasses import replace
+
+    from specbench.engines.launch import shell_line
+    from specbench.engines.triton import REPOSITORY, server_argv
+
+    command, repository = prepared.config.engine.server, folder / REPOSITORY
+    argv = server_argv(
+        command, repository, http="HTTP_PORT", grpc="GRPC_PORT", metrics="METRICS_PORT"
+    )
+    return shell_line(replace(next(iter(prepared.launches.values())), argv=argv))
+
+
+def _triton_model(prepared: "Prepared", arm: str) -> str:
+    """The model of an arm: its name, and its model.json where the run writes it."""
+    import json
+
+    name, launch = prepared.model_names[arm], prepared.launches.get(arm)
+    if launch is None:
+        return f"model {name}, as the server has it"
+    return f"model {name}, {name}/1/model.json: {json.dumps(dict(launch.model_json))}"

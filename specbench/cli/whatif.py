@@ -50,7 +50,7 @@ def what_if(
 ) -> None:
     """The speed-up that a head's claimed acceptance length would give on this machine."""
     from specbench import store as stores
-    from specbench.analysis.curves import curves, estimates
+    from specbench.analysis.curves import curves, estimates, refusals
     from specbench.render.estimates import as_json as to_json
     from specbench.render.estimates import as_text as to_text
     from specbench.render.read import measured_cases
@@ -71,6 +71,15 @@ def what_if(
             f"{folder} does not tell the time of a step.",
             hint="It takes vanilla and a speculative arm, with per-request metrics.",
         )
+    refused = refusals(timed)
+    timed = [curve for curve in timed if curve.model and not curve.model.mixed]
+    if not timed:
+        raise UserError(
+            f"no estimate for {'; '.join(refused)}.",
+            hint="A mean step mixes both kinds, and how many there are of each changes with τ.",
+        )
+    for refusal in refused:
+        say(f"no estimate for {refusal}.")
     made = estimates(timed, tau, k)
     if not made:
         deepest = max(one for curve in timed if curve.model for one in curve.model.step_ms)

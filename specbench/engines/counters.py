@@ -16,6 +16,7 @@ NAMES = {
     "requests": "vllm:request_success",
     "prefix_cache_hits": "vllm:prefix_cache_hits",
     "prefix_cache_queries": "vllm:prefix_cache_queries",
+    "preemptions": "vllm:num_preemptions",
     "process_start_s": "process_start_time_seconds",
 }
 CACHE_CONFIG, CACHE_TOKENS = "vllm:cache_config_info", "kv_cache_size_tokens"

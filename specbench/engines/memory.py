@@ -1,13 +1,17 @@
-"""How many of a config's engines fit on this machine together.
+"""How many of a config's engines fit on this machine together, and the KV cache that they need.
 
-An engine takes its weights, its KV cache and what its processes hold besides. Sizes are read from
-the checkpoints, never guessed: where one is not known, neither is the answer.
+An engine takes its weights, its KV cache and what its processes hold besides. The KV cache is that
+of the most requests that the config has in flight, each as long as the model takes: with less an
+engine may preempt requests, and its times are those of waiting and computing again. Sizes are read
+from the checkpoints, never guessed: where one is not known, neither is the answer.
 """
 
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,21 +58,86 @@ class _UnknownError(Exception):
 
 
 def engines_that_fit(
-    config: Config, installation: Installation, *, target: str, drafts: Sequence[str]
+    config: Config,
+    installation: Installation,
+    *,
+    target: str,
+    drafts: Sequence[str],
+    requests: int | None = None,
 ) -> Room:
     """How many engines of *config* fit here, counting each as large as the largest of its arms.
 
-    *target* and *drafts* are folders or hub ids; nothing is fetched.
+    *target* and *drafts* are folders or hub ids; nothing is fetched. Each has KV cache for so many
+    *requests* (None: the most that the config has in flight).
+    """
+    count = requests or config.in_flight
+    try:
+        need = _engine_need(config, installation, target, drafts, count)
+        if installation.is_cpu:
+            found = room(need.bytes, int(cpu_bytes() * CPU_MEMORY_SHARE))
+        else:
+            share = gpu_memory_total(config.engine)
+            found = room(need.bytes, int(gpu_bytes(config.engine.env) * share), "GPU memory")
+    except _UnknownError as unknown:
+        return Room(None, str(unknown))
+    return Room(found.engines, f"{found.reason}{need.cache}")
+
+
+def cpu_kv_cache_bytes(
+    config: Config, *, target: str, drafts: Sequence[str], engines_together: int
+) -> int:
+    """The KV cache that specbench gives each worker of a CPU engine whose config names none.
+
+    That of all requests in flight, CPU_KV_CACHE_BYTES at least. No more than its share of what is
+    free leaves to an engine, in whole GiB: for one alone that is below what vLLM itself would take,
+    0.92 of all memory less what the process holds (vllm/v1/worker/cpu_worker.py of 0.32).
     """
     args = config.engine.args
     try:
-        need = _engine_bytes(config, installation, args, target, drafts)
+        workers, width = _workers(args), _width(args)
+        folders = _folders(config, target, drafts)
+        asked = _cpu_cache(_requests_bytes(config, folders, width, config.in_flight), workers)
+        loaded = int(_weights(folders, width) * CPU_WEIGHTS_FACTOR)
+    except _UnknownError:
+        return CPU_KV_CACHE_BYTES
+    if asked == CPU_KV_CACHE_BYTES:
+        return asked
+    share = int(cpu_bytes() * CPU_MEMORY_SHARE) // engines_together
+    left = (share - loaded) // workers - _cpu_process(config)
+    return max(CPU_KV_CACHE_BYTES, min(asked, left >> 30 << 30))
+
+
+def _cpu_cache(requests_bytes: int, workers: int) -> int:
+    """A worker's KV cache on a CPU, where that much is free."""
+    return max(CPU_KV_CACHE_BYTES, requests_bytes // workers)
+
+
+def too_heavy(
+    config: Config, installation: Installation, *, target: str, drafts: Sequence[str | None]
+) -> str | None:
+    """Why engines cannot be up together, in words; None where they may, or where nobody knows.
+
+    By their weights alone, as far as these are known. *drafts* has the draft of each engine, None
+    where it has none.
+    """
+    args, total = config.engine.args, 0
+    names = Counter(name for draft in drafts for name in (target, draft) if name is not None)
+    for name, count in names.items():
+        with suppress(_UnknownError):
+            (folder,) = _folders(config, name, ())
+            total += count * weights_bytes(folder, _width(args))
+    try:
+        workers = _workers(args)
         if installation.is_cpu:
-            return room(need, int(cpu_bytes() * CPU_MEMORY_SHARE))
-        share = gpu_memory_total(config.engine)
-        return room(need, int(gpu_bytes(config.engine.env) * share), "GPU memory")
-    except _UnknownError as unknown:
-        return Room(None, str(unknown))
+            there, where = cpu_bytes(), "this machine has {} of memory free"
+        else:
+            total //= workers
+            there, where = gpu_bytes(config.engine.env), "a GPU here has {} of memory"
+    except _UnknownError:
+        return None
+    each = "" if installation.is_cpu or workers == 1 else " on each GPU"
+    said = f"have weights of {_gib(total)}{each}, and {where.format(_gib(there))}"
+    return said if total > there else None
 
 
 def room(need: int, there: int, kind: str = "memory") -> Room:
@@ -86,31 +155,87 @@ def _gib(count: int) -> str:
 # --- what an engine needs ------------------------------------------------------------------------
 
 
-def _engine_bytes(
-    config: Config,
-    installation: Installation,
-    args: Mapping[str, Any],
-    target: str,
-    drafts: Sequence[str],
-) -> int:
+@dataclass(frozen=True)
+class _Need:
+    """Bytes that an engine needs, and in words what of them is KV cache (where we say how much)."""
+
+    bytes: int
+    cache: str = ""
+
+
+def _engine_need(
+    config: Config, installation: Installation, target: str, drafts: Sequence[str], requests: int
+) -> _Need:
     """What the largest arm's engine needs: of host memory on a CPU, else of each of its GPUs."""
+    args = config.engine.args
+    workers, width = _workers(args), _width(args)
+    folders = _folders(config, target, drafts)
+    weights = _weights(folders, width)
+    cache = _given_kv_cache(args, {**os.environ, **config.engine.env}, installation)
+    said = ""
+    if cache is None and installation.is_cpu:
+        cache = CPU_KV_CACHE_BYTES
+        with suppress(_UnknownError):  # then it is our default: see cpu_kv_cache_bytes
+            cache = _cpu_cache(_requests_bytes(config, folders, width, requests), workers)
+        if cache > CPU_KV_CACHE_BYTES:
+            said = _cache_in_words(config, folders[0], cache, requests)
+    elif cache is None:
+        cache = _requests_bytes(config, folders, width, requests) // workers
+        said = _cache_in_words(config, folders[0], cache, requests)
+    if installation.is_cpu:
+        loaded = int(weights * CPU_WEIGHTS_FACTOR)
+        return _Need(loaded + workers * (cache + _cpu_process(config)), said)
+    return _Need(weights // workers + cache + GPU_PROCESS_BYTES, said)
+
+
+def _cache_in_words(config: Config, target: Path, cache: int, requests: int) -> str:
+    count = f"{requests} requests" if requests > 1 else "a request"
+    length = _length(target, config.engine.args)
+    return f", with {_gib(cache)} of KV cache for {count} of {length:,} tokens"
+
+
+def _workers(args: Mapping[str, Any]) -> int:
+    """How many processes share an engine's weights and KV cache."""
     if _count(args.get("data_parallel_size"), 1) > 1:
         raise _UnknownError("how much memory data-parallel engines need is not known")
     workers = _count(args.get("tensor_parallel_size"), 1)
-    workers *= _count(args.get("pipeline_parallel_size"), 1)
-    width = DTYPE_BYTES.get(str(args.get("dtype", "auto")), 2)
+    return workers * _count(args.get("pipeline_parallel_size"), 1)
+
+
+def _width(args: Mapping[str, Any]) -> int:
+    """Bytes of a weight."""
+    return DTYPE_BYTES.get(str(args.get("dtype", "auto")), 2)
+
+
+def _cpu_process(config: Config) -> int:
+    return CPU_FORKED_BYTES if config.engine.prefork else CPU_WHOLE_BYTES
+
+
+def _folders(config: Config, target: str, drafts: Sequence[str]) -> list[Path]:
+    """Where the checkpoints lie, the target's first."""
     env = {**os.environ, **config.engine.env}
-    folders = [_folder(name, args, env) for name in (target, *drafts)]
-    weights, *more = [weights_bytes(folder, width) for folder in folders]
-    weights += max(more, default=0)
-    given_cache = _given_kv_cache(args, env, installation)
-    if installation.is_cpu:
-        process = CPU_FORKED_BYTES if config.engine.prefork else CPU_WHOLE_BYTES
-        loaded = int(weights * CPU_WEIGHTS_FACTOR)
-        return loaded + workers * ((given_cache or CPU_KV_CACHE_BYTES) + process)
-    if given_cache is None:
-        given_cache = one_request_bytes(folders[0], args, width) // workers
-    return weights // workers + given_cache + GPU_PROCESS_BYTES
+    return [_folder(name, config.engine.args, env) for name in (target, *drafts)]
+
+
+def _weights(folders: Sequence[Path], width: int) -> int:
+    """Of the target, which is the first, with the largest draft."""
+    target, *drafts = [weights_bytes(folder, width) for folder in folders]
+    return target + max(drafts, default=0)
+
+
+def _requests_bytes(config: Config, folders: Sequence[Path], width: int, requests: int) -> int:
+    """The KV cache, of all workers, of so many *requests* as long as the model takes.
+
+    A draft has layers of its own; one whose config.json does not say how many keeps none (Medusa).
+    """
+    args = config.engine.args
+    length = _length(folders[0], args)
+    a_token = token_bytes(folders[0], args, width)
+    a_draft = 0
+    for folder in folders[1:]:
+        with suppress(_UnknownError):
+            a_draft = max(a_draft, token_bytes(folder, args, width))
+    return requests * length * (a_token + a_draft)
 
 
 def _given_kv_cache(
@@ -164,25 +289,46 @@ def _stored_width(folder: Path) -> int | None:
     return NAMED_BYTES.get(str(model.get("dtype") or model.get("torch_dtype")))
 
 
-def one_request_bytes(folder: Path, args: Mapping[str, Any], width: int) -> int:
-    """The KV cache of one request as long as the model takes: with less vLLM does not start.
+def token_bytes(folder: Path, args: Mapping[str, Any], width: int) -> int:
+    """The KV cache of one token in all layers.
 
     For attention with one key and value a head; for latent attention (DeepSeek) it is too much.
     """
-    model = _json(folder / "config.json")
-    model = model.get("text_config") or model
+    model = _text_model(folder)
     try:
-        length = _count(args.get("max_model_len"), 0) or int(model["max_position_embeddings"])
         heads = int(model["num_attention_heads"])
         head_dim = int(model.get("head_dim") or model["hidden_size"] // heads)
         kv_heads = int(model.get("num_key_value_heads") or heads)
         layers = int(model["num_hidden_layers"])
-    except (KeyError, TypeError, ValueError):
-        raise _UnknownError(
-            f"how much KV cache {folder} needs is not known: its config.json does not say"
-        ) from None
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise _no_kv_cache(folder) from None
     width = 1 if str(args.get("kv_cache_dtype", "auto")).startswith("fp8") else width
-    return 2 * layers * kv_heads * head_dim * width * length
+    return 2 * layers * kv_heads * head_dim * width
+
+
+def _length(folder: Path, args: Mapping[str, Any]) -> int:
+    """The tokens of the longest request that the engine takes: with KV cache for less vLLM does
+    not start.
+    """
+    try:
+        return _count(args.get("max_model_len"), 0) or int(
+            _text_model(folder)["max_position_embeddings"]
+        )
+    except (KeyError, TypeError, ValueError):
+        raise _no_kv_cache(folder) from None
+
+
+def _text_model(folder: Path) -> dict[str, Any]:
+    """The part of config.json about the language model."""
+    model = _json(folder / "config.json")
+    text = model.get("text_config")
+    return text if isinstance(text, dict) and text else model
+
+
+def _no_kv_cache(folder: Path) -> _UnknownError:
+    return _UnknownError(
+        f"how much KV cache {folder} needs is not known: its config.json does not say"
+    )
 
 
 def _folder(name: str, args: Mapping[str, Any], env: Mapping[str, str]) -> Path:

@@ -40,6 +40,7 @@ instance_group [
   }
 ]
 """
+REPOSITORY = Path("engines/triton/model_repository")  # in a run's folder
 EXIT_TIMEOUT_S = 40  # what models have to end in when the server is told to
 NO_COUNTERS = "Triton's metrics have no speculative counters"
 
@@ -60,6 +61,33 @@ def write_model(repository: Path, name: str, engine_args: Mapping[str, Any]) -> 
     for path, text in model_files(engine_args).items():
         (folder / path).write_text(text, encoding="utf-8")
     return folder
+
+
+def server_argv(
+    command: Sequence[str],
+    repository: Path,
+    *,
+    http: int | str,
+    grpc: int | str,
+    metrics: int | str,
+    exit_timeout_s: int = EXIT_TIMEOUT_S,
+) -> tuple[str, ...]:
+    """The command line of a tritonserver whose models are loaded one by one.
+
+    *http*, *grpc* and *metrics* are its ports, here only.
+    """
+    options = {
+        "http-address": "127.0.0.1",
+        "http-port": http,
+        "grpc-address": "127.0.0.1",
+        "grpc-port": grpc,
+        "metrics-port": metrics,
+        "metrics-address": "127.0.0.1",
+        "exit-timeout-secs": exit_timeout_s,
+        "model-control-mode": "explicit",
+        "model-repository": repository.absolute(),
+    }
+    return (*command, *(f"--{name}={value}" for name, value in options.items()))
 
 
 @dataclass
@@ -152,18 +180,14 @@ class TritonServer:
         assert self._folder is not None
         http, grpc, metrics = free_port(), free_port(), free_port()
         self.url, self.grpc_url = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
-        addresses = {
-            "http-address": "127.0.0.1",
-            "http-port": http,
-            "grpc-address": "127.0.0.1",
-            "grpc-port": grpc,
-            "metrics-port": metrics,
-            "metrics-address": "127.0.0.1",
-            "exit-timeout-secs": self._exit_timeout_s,
-            "model-control-mode": "explicit",
-            "model-repository": self._repository.absolute(),
-        }
-        self.argv = (*self._command, *(f"--{name}={value}" for name, value in addresses.items()))
+        self.argv = server_argv(
+            self._command,
+            self._repository,
+            http=http,
+            grpc=grpc,
+            metrics=metrics,
+            exit_timeout_s=self._exit_timeout_s,
+        )
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / "tritonserver.log"
         child = Child(

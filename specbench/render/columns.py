@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from specbench.analysis.metrics import PERCENTS, percentile_name
 from specbench.analysis.rows import Row
 from specbench.failures import status_text
 
@@ -109,6 +110,37 @@ def deepest(rows: Sequence[Row]) -> int:
     return max((len(positions) for positions in known if positions), default=0)
 
 
+NAMES = ("method", "arm", "k", "prompt_set", "part", "max_tokens", "concurrency", "rate")
+SPREAD = {"ttft_ms": ("TTFT", 0), "tpot_ms": ("TPOT", 1), "latency_ms": ("lat.", 0)}
+
+
+def percentile_columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns of a second table for *rows*: what names a row, then how its requests spread.
+
+    Those that hold something. p90 and p99 are of the figure whose p50 they stand behind.
+    """
+    found = [column for column in columns(rows) if column.key in NAMES]
+    found.append(
+        Column(
+            "requests_per_s",
+            "done/s",
+            "requests answered per second with a request in flight",
+            lambda row: row.metrics.requests_per_s,
+            2,
+        )
+    )
+    for figure, (head, digits) in SPREAD.items():
+        for percent in PERCENTS:
+            key = percentile_name(figure, percent)
+            name = f"{head} p{percent}" if percent == PERCENTS[0] else f"p{percent}"
+            found.append(Column(key, name, f"{percent}% of requests took less", _of(key), digits))
+    return [c for c in found if {c.value(row) for row in rows} != {None}]
+
+
+def _of(percentile: str) -> Callable[[Row], Value]:
+    return lambda row: row.metrics.percentiles.get(percentile)
+
+
 def columns(rows: Sequence[Row]) -> list[Column]:
     """The columns for *rows*: those that hold something, in reading order."""
     everything = [
@@ -141,7 +173,8 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column(
             "tpot_ms",
             "TPOT ms",
-            "mean time per output token after the first chunk: (latency - TTFT) / (tokens - 1)",
+            "mean time per output token after the first chunk: (latency - TTFT) / (tokens - those of the "
+            "first chunk)",
             lambda r: r.metrics.tpot_ms,
             2,
         ),
@@ -170,7 +203,8 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column(
             "break_even",
             "τ even",
-            "break-even: the acceptance length at which it is as fast as vanilla",
+            "break-even: the acceptance length at which it is as fast as vanilla, for drafts made at "
+            "every step",
             _of_cost("break_even"),
             2,
         ),
@@ -197,7 +231,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
             lambda r: r.speedup.total_time if r.speedup else None,
             2,
         ),
-        Column("this_set", "on this set", "95% interval for these very prompts", _this_set, 2),
+        Column("this_set", "on this set", "95% interval for the whole prompt set", _this_set, 2),
         Column("speedup", "speed-up", "baseline TPOT / TPOT, paired by prompt", _speed, 2),
     ]
     always = {"method", "k", "prompt_set", "requests", "latency_ms", "tokens_per_s", "speedup"}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from specbench.analysis.curves import Curve
+from specbench.analysis.metrics import PERCENTILES
 from specbench.analysis.rows import SCHEMA, Cost, Row
 from specbench.analysis.scaling import scaling
 from specbench.analysis.speedup import Question, Ratio
@@ -19,6 +20,7 @@ from specbench.render.columns import (
     columns,
     deepest,
     known,
+    percentile_columns,
     printable,
     speedup_text,
     this_set_text,
@@ -52,6 +54,11 @@ EXPENDABLE = (
 )
 
 
+PERCENTILES_MEAN = (
+    "p50, p90, p99: milliseconds under which so many of 100 requests are, linear between two; a dash "
+    "where there are too few (p90 takes 10 requests, p99 takes 100) · lat.: latency · done/s: requests "
+    "answered per second with a request in flight"
+)
 LOG_LINES = 12  # of a log's end, below the table and on the page
 SHORT_DOUBT = " n.d.s."  # for DOUBT, where the table is too wide even without them
 
@@ -60,12 +67,14 @@ SHORT_DOUBT = " n.d.s."  # for DOUBT, where the table is too wide even without t
 class Findings:
     """All that a report says of a run: its rows, and what they come to.
 
-    `by` names the parts that the rows are split into; the rest is of the whole.
+    `by` names the parts that the rows are split into; the rest is of the whole. With `percentiles`
+    there is a second table (CSV and JSON have them anyway).
     """
 
     rows: Sequence[Row]
     curves: Sequence[Curve] = ()
     by: str | None = None
+    percentiles: bool = False
 
     @property
     def headlines(self) -> list[str]:
@@ -100,10 +109,12 @@ def footer(run: Mapping[str, Any], shown: Sequence[Column]) -> list[str]:
         "speed-up: geometric mean over prompts of baseline/arm TPOT, with a 95% interval on prompts "
         "like these (prompts resampled)"
         + (
-            "; on this set: with these very prompts (noise, restarts and prompts not measured)"
+            "; on this set: for the whole prompt set (noise, restarts and those of its prompts that "
+            "were not measured)"
             if any(column.key == "this_set" for column in shown)
             else ""
         )
+        + "; each is of its row alone, the headline's are of all set-ups together (Bonferroni)"
     )
     return lines
 
@@ -190,17 +201,24 @@ def as_markdown(run: Mapping[str, Any], findings: Findings) -> str:
     shown = columns(rows)
     lines = [
         *(f"**{_escaped(line)}**\n" for line in findings.headlines),
-        "| " + " | ".join(column.head for column in shown) + " |",
-        "|" + "|".join(" --- " if c.digits is None else " ---: " for c in shown) + "|",
+        *_markdown_table(shown, rows),
     ]
-    for row in rows:
-        lines.append("| " + " | ".join(_escaped(cell(c, row)) for c in shown) + " |")
+    if findings.percentiles:
+        lines += ["", *_markdown_table(percentile_columns(rows), rows), "", PERCENTILES_MEAN]
     lines += ["", *footer(run, shown)]
     if said := _said(run, findings):
         lines += ["", *(f"- {_escaped(line)}" for line in said)]
     if found := notes(rows):
         lines += ["", *(f"- {_escaped(note)}" for note in found)]
     return "\n".join(lines) + "\n"
+
+
+def _markdown_table(shown: Sequence[Column], rows: Sequence[Row]) -> list[str]:
+    return [
+        "| " + " | ".join(column.head for column in shown) + " |",
+        "|" + "|".join(" --- " if c.digits is None else " ---: " for c in shown) + "|",
+        *("| " + " | ".join(_escaped(cell(c, row)) for c in shown) + " |" for row in rows),
+    ]
 
 
 def _said(run: Mapping[str, Any], findings: Findings) -> list[str]:
@@ -285,6 +303,8 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
         "ttft_ms": metrics.ttft_ms,
         "tpot_ms": metrics.tpot_ms,
         "tokens_per_s": metrics.tokens_per_s,
+        "requests_per_s": metrics.requests_per_s,
+        **{name: metrics.percentiles.get(name) for name in PERCENTILES},
         "acceptance_length": acceptance and acceptance.length,
         "acceptance_length_per_draft": acceptance and acceptance.length_per_draft,
         "acceptance_rate": acceptance and acceptance.rate,
@@ -356,6 +376,10 @@ def as_table(
     rows = findings.rows
     text, shown, is_short = table_alone(rows, width=width, colour=colour)
     wrapped = Console(file=(tail := io.StringIO()), width=width, force_terminal=False)
+    if findings.percentiles:
+        spread = percentile_columns(rows)
+        second, _, _ = table_alone(rows, width=width, colour=colour, every=spread)
+        text += f"\n{second}"
     if is_short:
         wrapped.print(Text(f"{SHORT_DOUBT.strip()}: {DOUBT.strip()}"))
     for line in k_curves(rows, plain=plain):
@@ -363,16 +387,20 @@ def as_table(
     if tail.tell():
         tail.write("\n")
     said = _said(run, findings)
-    below = [*findings.headlines, *said, *footer(run, shown), *notes(rows), *log_ends(rows)]
+    below = [*findings.headlines, *said, *footer(run, shown)]
+    below += [PERCENTILES_MEAN] if findings.percentiles else []
+    below += [*notes(rows), *log_ends(rows)]
     for line in below:
         wrapped.print(Text(line))
     return text + "\n" + tail.getvalue()
 
 
 def table_alone(
-    rows: Sequence[Row], *, width: int, colour: bool
+    rows: Sequence[Row], *, width: int, colour: bool, every: Sequence[Column] | None = None
 ) -> tuple[str, Sequence[Column], bool]:
     """The table and its columns, dropped until it fits; whether its doubts had to be shortened too.
+
+    Of *every* column given, else of those of a report.
 
     What is left then is never cut: on a terminal narrower than that it runs over the edge.
     """
@@ -380,14 +408,16 @@ def table_alone(
     from rich.table import Table
     from rich.text import Text
 
-    shown = columns(rows)
+    shown: Sequence[Column] = columns(rows) if every is None else every
     texts = {c.key: [cell(c, row) for row in rows] for c in shown}
     deep = [f"p_{i}" for i in range(deepest(rows), 2, -1)]
     for key in ("", *deep, *EXPENDABLE):
         shown = [c for c in shown if c.key != key]
         if _width(shown, texts) <= width:
             break
-    is_short = _width(shown, texts) > width and any(t.endswith(DOUBT) for t in texts["speedup"])
+    is_short = _width(shown, texts) > width and any(
+        t.endswith(DOUBT) for t in texts.get("speedup", ())
+    )
     if is_short:
         texts["speedup"] = [text.replace(DOUBT, SHORT_DOUBT) for text in texts["speedup"]]
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)

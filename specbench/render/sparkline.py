@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from specbench.analysis.cases import Condition
-from specbench.analysis.rows import Row
+from specbench.analysis.rows import Row, best_of, is_sound
 from specbench.render.columns import printable
 
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.:-=+*#"
@@ -64,9 +64,9 @@ def _range(ks: Sequence[int]) -> str:
 
 
 def _best(of_k: dict[int, Row]) -> str:
-    sound = {k: row for k, row in of_k.items() if not row.flags and row.problem is None}
-    k, row = max((sound or of_k).items(), key=lambda item: _value(item[1]))
-    return f"best {k} ({_value(row):.2f}x{'' if sound else '?'})"
+    row = best_of(of_k.values())
+    assert row is not None  # each has a speed-up
+    return f"best {row.k} ({_value(row):.2f}x{'' if is_sound(row) else '?'})"
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -7,12 +7,14 @@ from typing import Any
 from specbench.analysis.cases import Condition
 from specbench.analysis.curves import Curve
 from specbench.analysis.precision import QUESTIONS
-from specbench.analysis.rows import Row
+from specbench.analysis.rows import Row, is_sound
 from specbench.analysis.scaling import Scaling, scaling
 from specbench.analysis.speedup import Question, Ratio
 from specbench.render.columns import printable
 
 GIB, MIB = 1 << 30, 1 << 20
+FEWEST_PROMPTS = 8  # of fewer, the share of resamples that agree means little
+NAMED = 3  # set-ups that a headline says are not shown
 
 
 # --- the answer ----------------------------------------------------------------------------------
@@ -21,7 +23,8 @@ GIB, MIB = 1 << 30, 1 << 20
 def headlines(rows: Sequence[Row]) -> list[str]:
     """For each condition: which set-up makes it faster, by how much, and how sure that is.
 
-    A flagged ratio is no headline, nor is one whose interval holds 1.
+    A flagged ratio is no headline, nor is one whose interval holds 1. It is the interval that holds
+    for all set-ups of the condition together: of many that change nothing, one is often shown alone.
     """
     conditions: dict[Condition, list[Row]] = {}
     for row in rows:
@@ -40,37 +43,90 @@ def headlines(rows: Sequence[Row]) -> list[str]:
 
 def fastest(rows: Sequence[Row]) -> tuple[Row, Ratio] | None:
     """Of one condition's rows the fastest that is shown to be faster than the baseline, unflagged."""
-    arms = [(row, row.speedup.tpot) for row in rows if row.speedup and row.speedup.tpot]
-    sound = [(row, ratio) for row, ratio in arms if not row.flags and row.problem is None]
-    shown = [(row, ratio) for row, ratio in sound if ratio.shown and ratio.value > 1]
-    return max(shown, key=lambda pair: pair[1].value, default=None)
+    return max(_shown(_compared(rows)), key=lambda pair: pair[1].value, default=None)
+
+
+def _compared(rows: Iterable[Row]) -> list[tuple[Row, Ratio]]:
+    return [(row, ratio) for row in rows if row.speedup and (ratio := row.speedup.tpot)]
+
+
+def _shown(arms: Sequence[tuple[Row, Ratio]]) -> list[tuple[Row, Ratio]]:
+    """Those of all *arms* tried that are shown to be faster, whichever of them is asked about."""
+    tried = [(row, ratio, ratio.among(len(arms))) for row, ratio in arms if is_sound(row)]
+    return [(row, ratio) for row, ratio, interval in tried if interval and interval.low > 1]
 
 
 def _headline(where: str, rows: Sequence[Row]) -> str:
-    arms = [(row, row.speedup.tpot) for row in rows if row.speedup and row.speedup.tpot]
-    sound = [row for row, _ in arms if not row.flags and row.problem is None]
-    found = fastest(rows)
-    of = f"best of {len(arms)} set-ups" if len(arms) > 1 else "the only set-up"
+    arms = _compared(rows)
     if not any(ratio.like_these for _, ratio in arms):
         return f"{where}: one prompt has no interval, so nothing is shown."
-    if found is None:
-        if len(sound) < len(arms):
-            return (
-                f"{where}: no set-up is shown to be faster ({len(arms) - len(sound)} are flagged)."
-            )
-        return f"{where}: no set-up of {len(arms)} is shown to be faster."
-    row, ratio = found
-    parts = []
-    if ratio.like_these:
-        like = ratio.like_these
-        parts.append(f"95% interval on prompts like these {like.low:.2f} to {like.high:.2f}")
-    if ratio.this_set:
-        parts.append(f"on this prompt set {ratio.this_set.low:.2f} to {ratio.this_set.high:.2f}")
+    shown = _shown(arms)
+    if not shown:
+        return f"{where}: no set-up of {len(arms)} is shown to be faster{_why_none(arms)}."
+    row, ratio = max(shown, key=lambda pair: pair[1].value)
+    parts = [_rank(len(shown), len(arms)), _together(ratio, len(arms))]
     if row.parity:
         parts.append(f"outputs identical on {row.parity.identical} of {row.parity.compared}")
-    return (
-        f"{where}: {row.label} k={row.k} is {ratio.value:.2f}x as fast ({', '.join([*parts, of])})."
+    parts += _above(ratio, arms, shown)
+    return f"{where}: {_name(row)} is {_times(row, ratio)} ({'; '.join(parts)})."
+
+
+def _name(row: Row) -> str:
+    return f"{row.label} k={row.k}" if row.k else row.arm
+
+
+def _times(row: Row, ratio: Ratio) -> str:
+    """By TPOT, and what that comes to for whole requests."""
+    said = f"{ratio.value:.2f}x as fast by TPOT"
+    latency, total = (row.speedup.latency, row.speedup.total_time) if row.speedup else (None, None)
+    if latency is not None:
+        return f"{said}, {latency.value:.2f}x by latency"
+    return said if total is None else f"{said}, {total:.2f}x by total time"
+
+
+def _rank(shown: int, arms: int) -> str:
+    if arms == 1:
+        return "the only set-up"
+    if shown == 1:
+        return f"the only one of {arms} set-ups that is shown to be faster"
+    return f"the fastest of the {shown} that are shown to be faster, of {arms} set-ups"
+
+
+def _together(ratio: Ratio, arms: int) -> str:
+    said = "95% intervals" if arms == 1 else f"95% intervals of all {arms} together"
+    on = []
+    if like := ratio.among(arms):
+        on.append(f"on prompts like these {like.low:.2f} to {like.high:.2f}")
+    if these := ratio.among(arms, "this_set"):
+        on.append(f"on this prompt set {these.low:.2f} to {these.high:.2f}")
+    return f"{said} {', '.join(on)}"
+
+
+def _above(
+    best: Ratio, arms: Sequence[tuple[Row, Ratio]], shown: Sequence[tuple[Row, Ratio]]
+) -> list[str]:
+    """What measured faster than the best that is shown, and is not shown itself."""
+    apart = [(row, ratio) for row, ratio in arms if is_sound(row) and (row, ratio) not in shown]
+    above = sorted(
+        ((ratio.value, _name(row)) for row, ratio in apart if ratio.value > best.value),
+        reverse=True,
     )
+    if not above:
+        return []
+    said = [f"{name} {value:.2f}x" for value, name in above[:NAMED]]
+    more = f" and {len(above) - NAMED} more" if len(above) > NAMED else ""
+    return [f"measured faster but not shown: {', '.join(said)}{more}"]
+
+
+def _why_none(arms: Sequence[tuple[Row, Ratio]]) -> str:
+    """What besides wide intervals keeps every set-up from being shown."""
+    why = []
+    if flagged := sum(not is_sound(row) for row, _ in arms):
+        why.append(f"{flagged} {'is' if flagged == 1 else 'are'} flagged")
+    alone = sum(is_sound(row) and bool(ratio.shown) and ratio.value > 1 for row, ratio in arms)
+    if alone:
+        why.append(f"{alone} would be, had no other been tried")
+    return f" ({', '.join(why)})" if why else ""
 
 
 def precision_lines(asked: Mapping[str, Any] | None, rows: Sequence[Row]) -> list[str]:
@@ -153,16 +209,16 @@ def _curve_line(curve: Curve) -> str:
     assert model is not None
     at = curve.condition
     where = f"{curve.label} on {at.prompt_set} ({at.max_tokens} tokens, {at.load})"
-    certain = (
-        f", {best.share:.0%} of resamples of {best.prompts} prompts agree"
-        if best.share is not None
-        else ""
-    )
-    if best.k:
-        said = f"best k = {best.k} of those measured ({best.speedup:.2f}x{certain})"
+    if best.share is None or best.prompts < FEWEST_PROMPTS:
+        certain = "too few prompts to say how sure"
     else:
-        said = "vanilla is faster than every k measured"
-        said += f" ({certain.lstrip(', ')})" if certain else ""
+        certain = f"{best.share:.0%} of resamples of {best.prompts} prompts agree"
+    certain += ", every k is flagged" if best.flagged else ""
+    if best.k:
+        mark = "?" if best.flagged else ""
+        said = f"best k = {best.k} of those measured ({best.speedup:.2f}x{mark}, {certain})"
+    else:
+        said = f"vanilla is faster than every k measured ({certain})"
     if model.line and model.verify_overhead is not None and model.draft_cost is not None:
         said += (
             f"; in vanilla steps of {model.vanilla_ms:.1f} ms a verification takes "
@@ -260,6 +316,7 @@ def curve_record(curve: Curve) -> dict[str, Any]:
         "verify_ms": model.line.verify_ms if model and model.line else None,
         "draft_ms": model.line.draft_ms if model and model.line else None,
         "line_residual": model.line.residual if model and model.line else None,
+        "steps_mixed": model.mixed if model else None,
         "best": asdict(curve.best) if curve.best else None,
         "predicted": {str(k): asdict(point) for k, point in curve.predicted.items()},
         "predicted_best": asdict(curve.predicted_best) if curve.predicted_best else None,

@@ -52,6 +52,7 @@ CHECKS: dict[str, Callable[[CaseFacts], str | None]] = {
     "bos": requests.more_than_one_bos,
     "template": requests.template_markers,
     "prefix-cache": requests.prefix_cache_hit,
+    "preempted": requests.preempted,
     "chunk-count": requests.counted_by_chunks,
     "cold-start": cold_start,
     "stalled": stalled_reader,

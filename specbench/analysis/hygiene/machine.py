@@ -4,6 +4,7 @@ from specbench.analysis.hygiene import CaseFacts, PairFacts
 
 THROTTLED = 0.01  # of the samples
 SOMEBODY = 0.10  # of a core, on average over the time with a request in flight
+UNNAMED = 0.01  # of all cores: what the kernel does for us, and its two clocks, are as far apart
 SHOWN = 3  # processes that a finding names
 CLOCK_GAP = 0.05
 CLOCK_SAMPLES = 10  # of each arm; fewer do not tell a clock
@@ -23,7 +24,13 @@ def throttled(facts: CaseFacts) -> str | None:
 
 
 def somebody_else(facts: CaseFacts) -> str | None:
-    """Another process, or another guest of the hypervisor, took more than a tenth of a core."""
+    """Another process, many small ones together, or another guest of the hypervisor took more than
+    a tenth of a core.
+
+    No scan names small or short ones: what they took is all that the cores did less what was ours
+    and what is named. Two arms that were troubled unlike need no check of their own, for they
+    differ by more than the limit only where one of them is over it.
+    """
     seen = facts.meanwhile
     if seen is None:
         return None
@@ -31,6 +38,9 @@ def somebody_else(facts: CaseFacts) -> str | None:
     found = [f"{one.name} (pid {one.pid}) {one.cores:.1f} cores" for one in busy[:SHOWN]]
     if len(busy) > SHOWN:
         found.append(f"{len(busy) - SHOWN} more")
+    rest = (seen.others_cores or 0.0) - sum(one.cores for one in busy)
+    if rest > max(SOMEBODY, UNNAMED * (facts.machine.get("cores") or 1)):
+        found.append(f"{rest:.1f} cores for processes too small or short to name, or the kernel")
     if seen.stolen_cores is not None and seen.stolen_cores > SOMEBODY:
         found.append(f"the hypervisor for other guests {seen.stolen_cores:.1f} cores (steal)")
     return f"others computed meanwhile: {', '.join(found)}" if found else None

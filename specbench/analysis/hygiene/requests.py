@@ -127,6 +127,24 @@ def prefix_cache_hit(facts: CaseFacts) -> str | None:
     return f"{hits} prompt tokens came from the prefix cache" if hits else None
 
 
+def preempted(facts: CaseFacts) -> str | None:
+    """The engine put requests back to make room in its KV cache, and computed them again later.
+
+    Also by a span with a request that failed: the others in it waited all the same.
+    """
+    keys = {record.key for record in facts.good}
+    inside = [s for s in facts.spans if s.spent and (not s.keys or not keys.isdisjoint(s.keys))]
+    count = sum(span.spent.preemptions or 0 for span in inside if span.spent)
+    if not count:
+        return None
+    return (
+        f"requests were preempted {count} time{'s' if count > 1 else ''}: the KV cache was too small "
+        "for the requests in flight, so times are those of waiting and computing again. Lower "
+        "concurrency (or rate) or max_model_len, or give each engine all the memory "
+        "(schedule: blocks)"
+    )
+
+
 def counted_by_chunks(facts: CaseFacts) -> str | None:
     """The server gave no usage, so chunks were counted as tokens."""
     guessed = [r.prompt_id for r in facts.good if r.token_source == "chunks"]
