@@ -361,6 +361,7 @@ class Run:
         assert of_the_run(self.workplace) == []
 
 
+@pytest.mark.engine
 def test_a_run_that_was_stopped_measures_the_request_again(workplace: Path) -> None:
     """specbench and its engine stand still for a moment, as under Ctrl-Z, in the second request."""
     with Run(workplace) as run:

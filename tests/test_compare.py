@@ -120,8 +120,8 @@ def verdicts(nature: Nature, worlds: int, *, slower: float = 0.0) -> Iterator[st
     [
         (Nature(), 0.99),
         (Nature(repeats=4), 0.99),
-        (Nature(start=0.03, noise=0.01, arms=5), 0.99),
-        (Nature(start=0, repeats=1, arms=1), 0.99),
+        pytest.param(Nature(start=0.03, noise=0.01, arms=5), 0.99, marks=pytest.mark.engine),
+        pytest.param(Nature(start=0, repeats=1, arms=1), 0.99, marks=pytest.mark.engine),
         # Cautious: 2 freedoms, and starts that do not differ beyond the noise.
         (Nature(arms=1), 1.0),
         (Nature(start=0, noise=0.05), 1.0),

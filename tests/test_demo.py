@@ -108,6 +108,7 @@ def test_the_hash_is_of_the_tensors_and_not_of_who_wrote_them(tmp_path: Path) ->
     assert hashes == {hashlib.sha256(TENSORS).hexdigest()}
 
 
+@pytest.mark.engine
 def test_an_assembly_that_fails_says_what_it_needs_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

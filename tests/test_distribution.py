@@ -121,6 +121,7 @@ def test_nothing_in_common_is_no_comparison() -> None:
     assert distribution.compare({}, {}) is None
 
 
+@pytest.mark.engine
 def test_the_power_said_is_the_power_there_is() -> None:
     """What `power` says of a tape is how often a fault of that size in such tapes is found."""
     power = distribution.power(sampler(0, samples=60), alpha=0.05)
@@ -142,6 +143,7 @@ def test_the_power_said_is_the_power_there_is() -> None:
     assert found >= 0.65 * 40
 
 
+@pytest.mark.engine
 def test_more_samples_find_smaller_shifts() -> None:
     """And the default number finds a shift of 5%."""
     few, many = (distribution.power(sampler(0, samples=n)) for n in (60, SAMPLES))

@@ -608,6 +608,7 @@ def test_a_unit_is_measured_by_a_process_of_its_own_and_leaves_no_file(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.engine
 def test_another_version_or_another_plan_is_refused_with_the_reason(
     tape: Path, tmp_path: Path
 ) -> None:
@@ -760,6 +761,7 @@ def inside(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_worker_that_ends_takes_its_engines_with_it(
     workplace: Path, number: signal.Signals

@@ -392,7 +392,7 @@ def carry_out(line: str, place: Path) -> str:
 
 
 # Kept from the fast part: imports of torch and datasets, servers that are timed, many requests.
-SLOW = ("models", "convert hf:", "calibrate", "verify --config demo --set")
+SLOW = ("models", "convert hf:", "calibrate", "verify --config demo --set", "doctor --json")
 
 
 def marked(line: str) -> Any:  # noqa: ANN401  (pytest's)

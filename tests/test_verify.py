@@ -301,6 +301,7 @@ def leftovers(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.engine
 def test_an_interrupt_stops_the_engines(place: Path, fake_python: Path) -> None:
     command = [sys.executable, "-m", "specbench", "verify", "--config", "c.yaml", *WARM]
     command += ["--set", "load={stall_s: 60}", "--set", f"engine.python={fake_python}"]
