@@ -173,7 +173,8 @@ def prepare(
             drafts=tuple(drafts.values()),
             engines_together=the_plan.together,
         ),
-        notes=_short_of_memory(config, installation, models, the_plan, room),
+        notes=_short_of_memory(config, installation, models, the_plan, room)
+        or _one_at_a_time(config, the_plan, room),
     )
     return replace(prepared, launches=_launches(prepared, the_plan.together))
 
@@ -246,6 +247,19 @@ def _short_of_memory(
             return (f"the engines of stage {number} ({arms}) {why}",)
     is_short = room.engines is not None and room.engines < the_plan.together
     return (f"memory may be short: {room.reason}",) if is_short else ()
+
+
+def _one_at_a_time(config: Config, the_plan: Plan, room: Room) -> tuple[str, ...]:
+    """A note where `auto` is not interleaved only because nobody knows whether a pair fits."""
+    is_asked_for = config.schedule != "auto" or config.engine.kind == "triton"
+    if is_asked_for or room.engines is not None or the_plan.together > 1 or len(the_plan.arms) == 1:
+        return ()
+    note = (
+        f"engines are up one at a time, because {room.reason}; what the machine does between them is "
+        "in the speed-up. Once that is known (after this run, say) the same config has baseline and "
+        "arms up together; `schedule: interleaved` asks for that now"
+    )
+    return (note,)
 
 
 def _launches(prepared: Prepared, together: int) -> dict[str, Launch]:
