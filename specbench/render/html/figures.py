@@ -9,7 +9,7 @@ from typing import Any
 
 from specbench.analysis.cases import Condition, MeasuredCase
 from specbench.analysis.curves import Curve
-from specbench.analysis.rows import Row
+from specbench.analysis.rows import Row, best_of
 from specbench.analysis.speedup import Ratio
 from specbench.render.columns import MISSING, printable
 
@@ -86,13 +86,8 @@ class Scene:
 
     def fastest(self) -> list[Row]:
         """Of each method the k with the largest speed-up, those that are flagged only if none is."""
-        chosen = []
-        for of_label in self.of_label().values():
-            timed = [(row, ratio) for row in of_label if (ratio := tpot_ratio(row))]
-            sound = [pair for pair in timed if not pair[0].flags] or timed
-            if sound:
-                chosen.append(max(sound, key=lambda pair: pair[1].value)[0])
-        return chosen
+        found = (best_of(of_label) for of_label in self.of_label().values())
+        return [row for row in found if row is not None]
 
 
 def tpot_ratio(row: Row) -> Ratio | None:
