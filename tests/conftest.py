@@ -37,6 +37,14 @@ with suppress(OSError):
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+# In the background of a script, or under nohup, INT and HUP are ignored, and would be by all that tests start.
+for _number, _default in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGTERM, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 SLOW = {Path(__file__).with_name("engine"), Path(__file__).with_name("browser")}
 
