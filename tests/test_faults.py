@@ -74,7 +74,7 @@ def caught(code: str, token_only: bool = False) -> list[str]:
         processes.become_subreaper()
     env = dict(os.environ, **{{processes.TOKEN: "t0ken"}})
     running = processes.start(["-c", {code!r}], cwd=Path("/"), env=env, err=Path(os.devnull))
-    left = processes.wait_until_gone(running, "t0ken", 0.7)
+    left = processes.wait_until_gone(running, "t0ken", 2.0)
     for one in left:
         print(one.cmdline()[0])
         one.kill()
