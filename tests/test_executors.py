@@ -666,6 +666,7 @@ def test_a_ray_client_is_refused() -> None:
         RayCluster("ray://head:10001").connect()
 
 
+@pytest.mark.engine  # Ray is imported
 def test_a_cluster_that_is_not_there_is_said_at_once_and_standard_output_stays(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -727,7 +728,11 @@ def test_a_dry_run_prints_the_units_and_what_each_takes(workplace: Path) -> None
     [
         (["--executor", "slurm"], "--executor slurm: write local or ray."),
         (["--address", "h:1"], "--address is a cluster's; it goes with --executor ray."),
-        (["--executor", "ray", "--address", "127.0.0.1:9"], "no Ray cluster at 127.0.0.1:9"),
+        pytest.param(
+            ["--executor", "ray", "--address", "127.0.0.1:9"],
+            "no Ray cluster at 127.0.0.1:9",
+            marks=pytest.mark.engine,  # Ray is imported
+        ),
         (["--executor", "ray", "--set", "engine={url: 'http://h'}"], "already up"),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -240,6 +240,7 @@ def test_names_that_plotly_would_take_for_markup_are_escaped(made_run: Made) -> 
     assert not any("<" in text for bar in bars["data"] for text in bar["hovertext"])
 
 
+@settings(max_examples=50)
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_json_in_the_page_comes_out_as_it_went_in_and_holds_no_markup(value: Any) -> None:  # noqa: ANN401
     text = document._json([value])

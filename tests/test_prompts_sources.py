@@ -258,6 +258,7 @@ def test_a_column_and_a_split_are_chosen(folder: Path, tmp_path: Path) -> None:
     assert [p.turns for p in read_set(report.path)] == [("from test",)]
 
 
+@pytest.mark.engine
 def test_offline_an_uncached_dataset_fails_at_once_and_names_the_caches(tmp_path: Path) -> None:
     code = "from specbench.prompts.sources import resolve; resolve('hf:nobody/nothing')"
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}

@@ -448,6 +448,7 @@ def test_the_life_of_a_run_by_the_command_line(
     assert "There is no run" in capsys.readouterr().err
 
 
+@pytest.mark.engine
 def test_the_shell_completes_runs_and_configs(run: RunStore, tmp_path: Path) -> None:
     """As bash asks: the answer of the program itself."""
     import subprocess
