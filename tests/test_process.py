@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,30 @@ with Child({STUBBORN!r}, log=Path("log"), cwd=Path("."), patience_s=0.3) as runn
     owner.wait(10)
     owner.stdout.close()
     wait_for(lambda: not alive(pid) and not alive(grandchild))
+
+
+def test_the_children_of_a_process_whose_first_thread_ended_are_found() -> None:
+    """As an engine with many threads is while it is killed: it looks like a zombie, and has children."""
+    code = """
+    import ctypes, subprocess, threading, time
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+    ctypes.CDLL(None).pthread_exit(None)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        stat = Path(f"/proc/{parent.pid}/stat")
+        while stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        found = guard.descendants(os.getpid())
+        parent.kill()
+        os.kill(child, signal.SIGKILL)
+    with suppress(ChildProcessError):  # it is ours only if orphans come to this process
+        os.waitpid(child, 0)
+    assert child in found
+    assert parent.pid not in found
 
 
 def test_openmp_files_of_processes_that_are_gone_are_deleted(tmp_path: Path) -> None:

@@ -195,7 +195,10 @@ def stop(child: int, status: int | None, patience_s: float, linger_s: float = 0)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+    # Looked for twice: of a process that ends meanwhile, a child may be read before it has another parent.
+    while (left := descendants(os.getpid()) or descendants(os.getpid())) and (
+        time.monotonic() < deadline
+    ):
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -208,19 +211,23 @@ def stop(child: int, status: int | None, patience_s: float, linger_s: float = 0)
 
 
 def descendants(root: int) -> list[int]:
-    """All living processes below *root*, from /proc; zombies are left out."""
-    children: dict[int, list[int]] = {}
+    """All living processes below *root*, from /proc; zombies are left out, but not what is below them.
+
+    A process whose first thread has ended is shown as a zombie while its others live, or are about to
+    be killed, and keeps its children until the last of them is gone.
+    """
+    children: dict[int, list[tuple[int, bool]]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8") as stat:
                 state, parent = stat.read().rpartition(")")[2].split()[:2]
-                if state != "Z":
-                    children.setdefault(int(parent), []).append(int(name))
+                children.setdefault(int(parent), []).append((int(name), state != "Z"))
     found, queue = [], [root]
     while queue:
-        for pid in children.get(queue.pop(), []):
-            found.append(pid)
+        for pid, lives in children.get(queue.pop(), []):
             queue.append(pid)
+            if lives:
+                found.append(pid)
     return found
 
 
