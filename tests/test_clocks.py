@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import httpx
 import pytest
+from control_groups import control_group, write
 
 from specbench.config import Load, Sampling
 from specbench.load.clocks import (
@@ -377,39 +378,26 @@ def test_a_run_that_was_stopped_measures_the_request_again(workplace: Path) -> N
 @pytest.fixture
 def freezer() -> Iterator[Callable[[Sequence[int]], None]]:
     """Freezes processes for 3 s as `docker pause` does, where this machine lets us."""
-    old = Path(f"/sys/fs/cgroup/freezer/specbench-test-{os.getpid()}")
-    new = Path(f"/sys/fs/cgroup/specbench-test-{os.getpid()}")
-    group = old if old.parent.is_dir() else new
-    switch, freeze, thaw = (
-        ("freezer.state", "FROZEN", "THAWED") if group is old else ("cgroup.freeze", "1", "0")
-    )
+    with control_group("freezer") as (group, is_old):
+        switch = group / ("freezer.state" if is_old else "cgroup.freeze")
+        freeze, thaw = ("FROZEN", "THAWED") if is_old else ("1", "0")
 
-    def freeze_for(seconds: float, pids: Sequence[int]) -> None:
-        for pid in pids:
-            (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
-        (group / switch).write_text(freeze, encoding="ascii")
-        time.sleep(seconds)
-        (group / switch).write_text(thaw, encoding="ascii")
+        def freeze_for(seconds: float, pids: Sequence[int]) -> None:
+            for pid in pids:
+                write(group / "cgroup.procs", str(pid))
+            write(switch, freeze)
+            time.sleep(seconds)
+            write(switch, thaw)
 
-    with subprocess.Popen(["sleep", "60"]) as somebody:
-        try:
-            group.mkdir()
-            freeze_for(0, [somebody.pid])
-        except OSError as error:
-            pytest.skip(f"nothing can be frozen here: {error.strerror}")
-        finally:
-            somebody.kill()
-    try:
-        yield partial(freeze_for, 3)
-    finally:
-        with suppress(OSError):
-            (group / switch).write_text(thaw, encoding="ascii")
-        for _ in range(100):
+        with subprocess.Popen(["sleep", "60"]) as somebody:
             try:
-                group.rmdir()
-                break
-            except OSError:  # its last process is not quite gone
-                time.sleep(0.05)
+                freeze_for(0, [somebody.pid])  # a test that is skipped is so before it starts a run
+            finally:
+                somebody.kill()
+        try:
+            yield partial(freeze_for, 3)
+        finally:
+            write(switch, thaw)
 
 
 @pytest.mark.engine

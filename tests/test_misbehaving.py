@@ -15,6 +15,7 @@ from typing import Any
 import console
 import pytest
 from console import Done
+from control_groups import control_group, write
 
 from specbench import arms
 from specbench.engines import vllm
@@ -351,28 +352,9 @@ def test_fail_fast_ends_a_resumed_run_too(workplace: Path) -> None:
 @pytest.fixture
 def small_group() -> Iterator[Path]:
     """A memory control group of 48 MB, where this machine lets us make one."""
-    group = Path(f"/sys/fs/cgroup/memory/specbench-test-{os.getpid()}")
-    limit = "memory.limit_in_bytes"
-    if not group.parent.is_dir():
-        group = Path(f"/sys/fs/cgroup/specbench-test-{os.getpid()}")
-        limit = "memory.max"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error.strerror}")
-    try:
-        try:
-            (group / limit).write_text(str(48 << 20), encoding="ascii")
-        except OSError as error:
-            pytest.skip(f"no memory limit can be set here: {error.strerror}")
+    with control_group("memory") as (group, is_old):
+        write(group / ("memory.limit_in_bytes" if is_old else "memory.max"), str(48 << 20))
         yield group
-    finally:
-        for _ in range(100):
-            try:
-                group.rmdir()
-                break
-            except OSError:  # its last process is not quite gone
-                time.sleep(0.05)
 
 
 def test_an_engine_that_the_kernel_kills_is_out_of_memory(

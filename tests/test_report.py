@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from table_rows import NOTHING, plain_row
 
 from specbench.analysis.hygiene import Flag
 from specbench.analysis.metrics import PERCENTILES, Acceptance, CaseMetrics
@@ -19,7 +20,7 @@ from specbench.analysis.speedup import Interval, Ratio, Speedup
 from specbench.cli import report as report_command
 from specbench.errors import UserError
 from specbench.render.columns import columns, speedup_text
-from specbench.render.report import FORMATS, Findings, as_csv, as_json, as_markdown, as_table
+from specbench.render.report import FORMATS, Findings, as_csv, as_json, as_markdown, as_table, notes
 
 RUN: dict[str, Any] = {
     "id": "20260101-000000-demo",
@@ -32,7 +33,6 @@ RUN: dict[str, Any] = {
     "vllm": "0.32.0",
     "prompt_sets": {"humaneval": {"prompts": 6}},
 }
-NOTHING = CaseMetrics(0, 0, 0, 0, None, None, None, None, None, None)
 MEASURED = CaseMetrics(6, 0, 6, 288, 2345.6, 321.4, 43.21, 22.25, None, None)
 
 
@@ -48,25 +48,8 @@ def faster(value: float, low: float | None = None, high: float | None = None) ->
 
 
 def row(k: int = 0, *, metrics: CaseMetrics = MEASURED, **more: Any) -> Row:  # noqa: ANN401
-    method = "eagle" if k else "vanilla"
-    plain = Row(
-        arm=f"eagle-k{k}" if k else "vanilla",
-        label=method,
-        method=method,
-        k=k,
-        prompt_set="humaneval",
-        part=None,
-        max_tokens=48,
-        concurrency=1,
-        repeats=1,
-        cycles=1,
-        metrics=metrics,
-        speedup=None,
-        is_baseline=not k,
-        flags=(),
-        problem=None,
-    )
-    return replace(plain, **more)
+    facts = {"prompt_set": "humaneval", "max_tokens": 48, "metrics": metrics}
+    return plain_row(k, **(facts | more))
 
 
 def speculating(*positions: int) -> CaseMetrics:
@@ -533,3 +516,13 @@ def test_a_sweep_over_everything_fits_80_columns() -> None:
     assert max(map(cell_len, lines)) <= 80
     assert "max" in heads(lines)
     assert "conc" in heads(lines)
+
+
+def test_turns_that_are_in_no_pair_are_said_under_the_table() -> None:
+    """In bfloat16 answers part, and a second turn of either arm asks something else."""
+    speedup = replace(faster(1.5, 1.25, 1.75), asked_otherwise=12)
+    (note,) = notes([replace(EAGLE, speedup=speedup)])
+    assert note.startswith(
+        "eagle-k3 humaneval: 12 later turns in no pair: the first answers differ"
+    )
+    assert notes([EAGLE]) == []

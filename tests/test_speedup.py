@@ -6,9 +6,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from table_rows import plain_row
 
 from specbench.analysis import speedup
-from specbench.analysis.metrics import summarise
 from specbench.analysis.rows import Row
 from specbench.analysis.speedup import Interval, Key, Question, Ratio, Speedup, compare, ratio_of
 from specbench.records import RequestRecord
@@ -102,7 +102,7 @@ def test_a_second_turn_makes_no_pair_where_the_first_answers_differ(request_of: 
         baseline[Key(one, 1, 0)] = request_of(20, prompt_sha256=mine)
         arm[Key(one, 1, 0)] = request_of(10 if mine == others else 5, prompt_sha256=others)
     found = compare(baseline, arm)
-    assert (found.pairs, found.unpaired) == (3, 1)
+    assert (found.pairs, found.unpaired, found.asked_otherwise) == (3, 1, 1)
     assert found.tpot is not None
     assert found.tpot.value == pytest.approx(2)
 
@@ -247,23 +247,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(
 
 
 def row_of(k: int, ratio: Ratio) -> Row:
-    return Row(
-        arm=f"eagle-k{k}",
-        label="eagle",
-        method="eagle",
-        k=k,
-        prompt_set="he",
-        part=None,
-        max_tokens=24,
-        concurrency=1,
-        repeats=1,
-        cycles=1,
-        metrics=summarise([]),
-        speedup=Speedup(ratio, ratio, None, ratio.value, ratio.prompts, 0),
-        is_baseline=False,
-        flags=(),
-        problem=None,
-    )
+    return plain_row(k, speedup=Speedup(ratio, ratio, None, ratio.value, ratio.prompts, 0))
 
 
 @pytest.mark.parametrize(

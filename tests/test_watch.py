@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from table_rows import plain_row
 from typer.testing import CliRunner
 
 from specbench.analysis.cases import MeasuredCase
@@ -49,29 +50,14 @@ PROMPTS = [Prompt(id=f"p{i}", turns=(f"question {i}",)) for i in range(4)]
 
 # --- k curves ------------------------------------------------------------------------------------
 
-NOTHING = CaseMetrics(4, 0, 4, 96, None, None, None, None, None, None)
+MEASURED = CaseMetrics(4, 0, 4, 96, None, None, None, None, None, None)
 
 
 def row(k: int, speedup: float | None, **more: Any) -> Row:  # noqa: ANN401
     ratio = None if speedup is None else Ratio(speedup, None, None, 4, 1, None)
-    plain = Row(
-        arm=f"eagle-k{k}",
-        label="eagle",
-        method="eagle",
-        k=k,
-        prompt_set="he",
-        part=None,
-        max_tokens=24,
-        concurrency=1,
-        repeats=1,
-        cycles=1,
-        metrics=NOTHING,
-        speedup=Speedup(ratio, ratio, None, speedup, 4, 0) if ratio else None,
-        is_baseline=False,
-        flags=(),
-        problem=None,
-    )
-    return replace(plain, **more)
+    paired = Speedup(ratio, ratio, None, speedup, 4, 0) if ratio else None
+    facts = {"metrics": MEASURED, "speedup": paired, "is_baseline": False}
+    return plain_row(k, **(facts | more))
 
 
 def curve(*speedups: float, **more: Any) -> list[Row]:  # noqa: ANN401

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from table_rows import plain_row
 
 from specbench.analysis.cases import Condition
 from specbench.analysis.cost import BestK, CostModel, Line, Predicted
@@ -16,23 +17,7 @@ from specbench.analysis.speedup import Interval, Ratio, Speedup
 from specbench.render.words import curve_record, explanations, headlines, precision_lines
 
 METRICS = CaseMetrics(6, 0, 6, 288, 2345.6, 321.4, 43.21, 22.25, None, None)
-VANILLA = Row(
-    arm="vanilla",
-    label="vanilla",
-    method="vanilla",
-    k=0,
-    prompt_set="humaneval",
-    part=None,
-    max_tokens=48,
-    concurrency=1,
-    repeats=1,
-    cycles=1,
-    metrics=METRICS,
-    speedup=None,
-    is_baseline=True,
-    flags=(),
-    problem=None,
-)
+VANILLA = plain_row(0, prompt_set="humaneval", max_tokens=48, metrics=METRICS)
 
 
 def eagle(k: int, value: float, low: float, high: float, **more: Any) -> Row:  # noqa: ANN401

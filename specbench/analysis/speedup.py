@@ -147,6 +147,7 @@ class Speedup:
     total_time: float | None
     pairs: int
     unpaired: int
+    asked_otherwise: int = 0  # of the unpaired, later turns that both answered: see `pairs_of`
 
 
 def compare(
@@ -162,7 +163,8 @@ def compare(
     *set_size* is how many prompts the whole set has, of which these may be a part. An arm that is
     not *speculative* emits one token a step.
     """
-    pairs = pairs_of(baseline, arm)
+    answered = _answered_by_both(baseline, arm)
+    pairs = [pair for pair in answered if _asked_alike(*pair)]
     make = partial(ratio_of, set_size=set_size, seed=seed)
     arm_ms = sum(latency_ms(other) for _, _, other in pairs)
     return Speedup(
@@ -172,6 +174,7 @@ def compare(
         total_time=sum(latency_ms(base) for _, base, _ in pairs) / arm_ms if arm_ms else None,
         pairs=len(pairs),
         unpaired=len(baseline) + sum(key not in baseline for key in arm) - len(pairs),
+        asked_otherwise=len(answered) - len(pairs),
     )
 
 
@@ -202,9 +205,12 @@ def pairs_of(baseline: Mapping[Key, Request], arm: Mapping[Key, Request]) -> lis
     Of a conversation only as far as both were asked the same: from the second turn on a prompt holds
     the engine's own answers.
     """
+    return [pair for pair in _answered_by_both(baseline, arm) if _asked_alike(*pair)]
+
+
+def _answered_by_both(baseline: Mapping[Key, Request], arm: Mapping[Key, Request]) -> list[Pair]:
     both = sorted(key for key in baseline if key in arm and baseline[key].ok and arm[key].ok)
-    pairs = [(key, baseline[key], arm[key]) for key in both]
-    return [(key, base, other) for key, base, other in pairs if _asked_alike(key, base, other)]
+    return [(key, baseline[key], arm[key]) for key in both]
 
 
 def _asked_alike(key: Key, base: Request, other: Request) -> bool:

@@ -175,6 +175,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
         lines += [f"{where}: {flag.finding} [{flag.check}]" for flag in row.flags]
         if row.problem:
             lines.append(f"{where}: {row.problem.splitlines()[0]}")
+        if row.speedup and (apart := row.speedup.asked_otherwise):
+            lines.append(
+                f"{where}: {apart} later turn{'s' if apart > 1 else ''} in no pair: the first answers "
+                "differ, and with them what was asked"
+            )
     return [printable(line) for line in lines]
 
 
@@ -322,6 +327,7 @@ def _record(row: Row, depth: int) -> dict[str, Any]:
         **_interval("speedup", tpot, "like_these"),
         **_interval("speedup_this_set", tpot, "this_set"),
         "noise_from": tpot and tpot.noise_from,
+        "asked_otherwise": row.speedup and row.speedup.asked_otherwise,
         "latency_speedup": 1.0 if row.is_baseline else latency and latency.value,
         **_interval("latency_speedup", latency, "like_these"),
         "total_time_speedup": 1.0 if row.is_baseline else row.speedup and row.speedup.total_time,
