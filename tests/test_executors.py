@@ -127,6 +127,18 @@ class FakeCluster:
         self.cancelled += 1
 
 
+class Waiting(FakeCluster):
+    """A cluster whose last node went before anything began."""
+
+    def submit(self, order: str, share: str, needs: Needs, name: str, host: str | None) -> int:
+        self.lacking = "no node of the cluster has that (it has none)"
+        self.shares.append(Share.model_validate_json(share))
+        return len(self.shares)
+
+    def news(self, timeout_s: float) -> Sequence[News]:
+        return []
+
+
 def facts(store: RunStore) -> dict[str, list[tuple[str, int, tuple[int, ...] | None]]]:
     """What was measured, apart from times and starts."""
     return {
@@ -336,6 +348,45 @@ def test_hosts_that_are_lost_before_they_begin_are_no_attempts(tape: Path, tmp_p
     assert any("host4 is lost" in line and "attempt 3 of 3" in line for line in heard.said)
 
 
+def test_a_pause_before_a_unit_is_sent_again_is_slept_through(
+    tape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster with nothing under way answers at once: asked in a loop, that takes a core."""
+
+    class Asked(FakeCluster):
+        in_vain = 0
+
+        def news(self, timeout_s: float) -> Sequence[News]:
+            self.in_vain += not self.lines
+            return super().news(timeout_s)
+
+    monkeypatch.setattr(fanout, "PAUSE_S", 0.1)
+    prepared, store = begin(tape, "repeats=1")
+    cluster = Asked(tmp_path, dies={0: 0})
+    assert execute(prepared, store, Heard(), on(cluster)) == "ok"
+    assert (len(cluster.shares), cluster.in_vain) == (2, 0)
+
+
+def test_with_the_last_node_goes_what_waits_to_be_sent_again(
+    tape: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Emptied(Waiting):
+        """Its first unit is lost before it begins; nobody is there for the others."""
+
+        def news(self, timeout_s: float) -> Sequence[News]:
+            first = len(self.shares) > 1 and not self.hosts
+            self.hosts += [None]
+            return [News(1, over=True, lost="the node died")] if first else []
+
+    monkeypatch.setattr(fanout, "NO_NODE_S", 0.0)
+    prepared, store = begin(tape)
+    heard = Heard()
+    cluster = Emptied(tmp_path)
+    assert execute(prepared, store, heard, on(cluster)) == "partial"
+    assert len(cluster.shares) == 3
+    assert sum("no node is left for it" in line for line in heard.said) == 3
+
+
 @pytest.mark.usefixtures("without_pauses")
 def test_a_unit_that_no_host_begins_is_given_up_with_the_reason(tape: Path, tmp_path: Path) -> None:
     prepared, store = begin(tape, "repeats=1")
@@ -401,18 +452,6 @@ def test_no_node_that_could_is_said_before_anything_is_sent(tape: Path, tmp_path
     with pytest.raises(EngineError, match="needs 1 CPU: no node of the cluster has that"):
         execute(prepared, store, Heard(), on(cluster))
     assert cluster.shares == []
-
-
-class Waiting(FakeCluster):
-    """A cluster whose last node went before anything began."""
-
-    def submit(self, order: str, share: str, needs: Needs, name: str, host: str | None) -> int:
-        self.lacking = "no node of the cluster has that (it has none)"
-        self.shares.append(Share.model_validate_json(share))
-        return len(self.shares)
-
-    def news(self, timeout_s: float) -> Sequence[News]:
-        return []
 
 
 def test_a_cluster_that_lost_its_last_node_does_not_hold_up_the_run(

@@ -164,6 +164,9 @@ class FanOut:
         return next((host for host in found if host is not None), None)
 
     def _end_pauses(self, needs: dict[int, Needs]) -> None:
+        """Send what has waited long enough; wait for the first where nothing else is under way."""
+        if self._paused and not self._running:
+            time.sleep(max(0.0, min(at for at, _ in self._paused) - time.monotonic()))
         now = time.monotonic()
         for at, one in list(self._paused):
             if at <= now:
@@ -234,6 +237,9 @@ class FanOut:
             self._running.clear()
             for attempt, lack in zip(waiting, lacks, strict=True):
                 self._fail(attempt.unit, f"no node is left for it: {lack}")
+            for _, attempt in self._paused:
+                self._fail(attempt.unit, f"no node is left for it: {lacks[0]}")
+            self._paused.clear()
 
 
 def order_of(prepared: Prepared) -> str:

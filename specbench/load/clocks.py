@@ -2,10 +2,9 @@
 
 Times are CLOCK_MONOTONIC, which stands still while the machine sleeps (a closed laptop's lid), and goes
 on while this process is stopped (Ctrl-Z) or is frozen with its container, or with a virtual machine
-whose clock goes on. A request
-around one of these has times that no engine took: it is failed with that reason, so that no figure
-holds it and `--resume` measures it again. Tools that stamp with the time of day (perf_analyzer) are
-wrong around every step of that clock as well.
+whose clock goes on. A request around one of these has times that no engine took: it is failed with
+that reason, so that no figure holds it and `--resume` measures it again. Tools that stamp with the
+time of day (perf_analyzer) are wrong around every step of that clock as well.
 """
 
 import os
